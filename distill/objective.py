@@ -1,0 +1,24 @@
+"""What a training loop needs to know of a method: what is trained, a summed loss, and how the result is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from draftsmith.distill.batch import Batch
+from torch import Tensor, nn
+
+
+class Loss(NamedTuple):
+    """`total` and every metric are SUMS over scored tokens; the loop divides once, by the global count `metrics["scored"]`."""
+
+    total: Tensor
+    metrics: dict[str, Tensor]
+
+
+class Objective(Protocol):
+    trainable: nn.Module
+
+    def loss(self, batch: Batch) -> Loss: ...
+
+    def save(self, folder: Path) -> None: ...

@@ -1,0 +1,70 @@
+"""A start without gradient descent: the closed-form map from the draft's hidden states to the target's final ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from draftsmith.distill.batch import Batch
+from draftsmith.distill.draft import CutDraft
+from draftsmith.distill.losses import acceptance
+from draftsmith.distill.teacher import Teacher
+from torch import Tensor
+
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean squared feature
+
+
+class Fit(NamedTuple):
+    """The ridge strength that was chosen, acceptance on tokens not fitted with it and with the identity, and the tokens fitted."""
+
+    strength: float
+    acceptance: float
+    before: float
+    tokens: int
+
+
+@torch.no_grad()
+def ridge(draft: CutDraft, teacher: Teacher, batches: Iterable[Batch], held_out: Iterable[Batch]) -> Fit:
+    """Set the draft's map to argmin ||X A' - Y||^2 + s ||A||^2 over the scored tokens of `batches`.
+
+    X are its hidden states [N, H], Y the teacher's [N, H]. Only X'X and X'Y are kept, in float64, so the data may be any
+    length; s is the strength with the best acceptance on `held_out`.
+    """
+    draft.eval()
+    width = draft.map.weight.shape[0]
+    device = draft.map.weight.device
+    xx, xy = (torch.zeros(width, width, dtype=torch.float64, device=device) for _ in range(2))
+    tokens = 0
+    for batch in batches:
+        x, y = (one.double() for one in _pair(draft, teacher, batch))
+        xx += x.T @ x
+        xy += x.T @ y
+        tokens += len(x)
+    if not tokens:
+        raise ValueError("no scored token to fit the warm start on")
+    pairs = [_pair(draft, teacher, batch) for batch in held_out]
+    x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    before = _acceptance(draft, teacher, x, y, draft.map.weight)
+    scale = xx.diagonal().mean()
+    fits = []
+    for strength in STRENGTHS:
+        solved = torch.linalg.solve(xx + strength * scale * torch.eye(width, dtype=torch.float64, device=device), xy).T.to(
+            draft.map.weight
+        )
+        fits.append((_acceptance(draft, teacher, x, y, solved), strength, solved))
+    best, strength, solved = max(fits, key=lambda fit: fit[0])
+    draft.map.weight.copy_(solved)
+    return Fit(strength, best, before, tokens)
+
+
+def _pair(draft: CutDraft, teacher: Teacher, batch: Batch) -> tuple[Tensor, Tensor]:
+    return draft.features(*draft.inputs(batch)), teacher.hidden(batch)
+
+
+def _acceptance(draft: CutDraft, teacher: Teacher, x: Tensor, y: Tensor, weight: Tensor, chunk: int = 256) -> float:
+    total = 0.0
+    for start in range(0, len(x), chunk):
+        logits = draft.head(x[start : start + chunk] @ weight.T)
+        total += float(acceptance(logits, teacher.head(y[start : start + chunk])).sum())
+    return total / max(len(x), 1)

@@ -1,0 +1,106 @@
+"""`draftsmith eval`: measure a recipe's candidates and write report.json and report.md into the run folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftsmith.eval import metrics, report
+from draftsmith.eval.bench import Arm, Measurement, measure
+from draftsmith.eval.prompts import sample
+from draftsmith.recipes import Recipe, read_prompts
+from draftsmith.recipes.files import write_whole
+from draftsmith.recipes.progress import Progress
+from draftsmith.recipes.runs import find_draft
+from draftsmith.specdec import Sampling, load, load_drafter
+from draftsmith.specdec.models import revision
+from rich.console import Console
+from rich.table import Table
+
+
+def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
+    """The report; it is printed, and written to the run folder as report.json and report.md."""
+    settings, folder = recipe.eval, recipe.folder
+    every = read_prompts(settings.prompts)
+    prompts = sample(every, settings.per_kind)
+    named = [(one.name or one.drafter.removeprefix("run:"), one) for one in settings.candidates]
+    if len({name for name, _ in named}) < len(named):
+        raise ValueError(f"two candidates are called the same: {', '.join(name for name, _ in named)}; give them names")
+    places = [str(find_draft(folder, one.drafter[4:])) if one.drafter.startswith("run:") else one.drafter for _, one in named]
+    torch.set_num_threads(settings.threads)
+    target, tokenizer = load(recipe.target.model, recipe.target.dtype)
+    if torch.cuda.is_available():
+        target.to("cuda")
+    arms = [Arm(name, load_drafter(place, target, tokenizer), one.k) for (name, one), place in zip(named, places, strict=True)]
+    how = Sampling(**settings.sampling.model_dump())
+    answers = sum(len(prompt.turns) for prompt in prompts)
+    progress = Progress("measuring", answers, unit="answer")
+    measured: list[Measurement] = []
+    for done, some in enumerate(measure(target, tokenizer, prompts, arms, how, settings.max_new_tokens, settings.seed), 1):
+        measured += some
+        progress.at(done)
+    progress.done()
+    whole = _report(recipe, measured, arms, len(every), target)
+    write_whole(folder / "report.json", json.dumps(whole, indent=1) + "\n")
+    write_whole(folder / "report.md", report.markdown(whole))
+    if show:
+        for title, lines in (
+            ("What the drafts are worth", report.rows(whole)),
+            ("Tokens per call (speed-up) by kind", report.kinds(whole)),
+        ):
+            _print(title, lines)
+        if len(prompts) < len(every):
+            print(f"{len(prompts)} of {len(every)} prompts; for all of them: {whole['how']['all_prompts_command']}")
+        print(f"report: {folder / 'report.md'}")
+    return whole
+
+
+def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any) -> dict[str, Any]:
+    settings = recipe.eval
+    order = list(dict.fromkeys(m.category for m in measured))
+
+    def figures(name: str, kind: str | None = None) -> dict[str, Any]:
+        mine = [m for m in measured if m.drafter == name and kind in (None, m.category)]
+        return metrics.summary(mine, settings.bootstrap, settings.seed)
+
+    return {
+        "schema": 1, "name": recipe.name, "prompts": len({m.prompt for m in measured}), "answers": len(measured) // len(arms), "kinds": order,
+        "how": {
+            "target": recipe.target.model, "target_revision": revision(recipe.target.model), "dtype": recipe.target.dtype,
+            "device": torch.cuda.get_device_name() if target.device.type == "cuda" else _processor(), "threads": torch.get_num_threads(),
+            "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed,
+            "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
+            "all_prompts_command": f"draftsmith eval {recipe.name} eval.per_kind=0",
+            "versions": {name: metadata.version(name) for name in ("draftsmith", "torch", "transformers")},
+        },
+        "definitions": report.DEFINITIONS,
+        "candidates": {
+            arm.name: {"k": arm.k, "all": figures(arm.name), "kinds": {kind: figures(arm.name, kind) for kind in order}} for arm in arms
+        },
+        "measurements": [asdict(m) for m in measured],
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _print(title: str, lines: list[list[str]]) -> None:
+    head, *body = lines
+    table = Table(title=title, title_justify="left")
+    for place, one in enumerate(head):
+        table.add_column(one, justify="left" if place == 0 else "right", no_wrap=place != 3)
+    for line in body:
+        table.add_row(*line)
+    console = Console()
+    # A pipe or a log has no width of its own; the table must not be folded to 80 columns there.
+    (console if console.is_terminal else Console(width=150)).print(table)

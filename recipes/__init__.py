@@ -1,0 +1,6 @@
+"""What is to be done: recipes and prompts, read and checked before any model is touched. No torch here."""
+
+from draftsmith.recipes.prompts import Prompt, read_prompts
+from draftsmith.recipes.schema import Recipe, load_recipe
+
+__all__ = ["Prompt", "Recipe", "load_recipe", "read_prompts"]

@@ -1,0 +1,92 @@
+"""Nothing half-written is ever found under its own name: files and folders are written beside it, synced, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(folder: Path, needs: int = 0) -> Iterator[Path]:
+    """A folder to fill; it takes the name `folder`, replacing what was there, only when the block ends without an error.
+
+    `needs` bytes are checked for before anything is written.
+    """
+    room_for(folder.parent, needs, folder)
+    beside = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
+    with _disk_errors(folder):
+        beside.mkdir(parents=True)
+        try:
+            yield beside
+            for one in [*beside.rglob("*"), beside]:
+                _sync(one)
+            if folder.exists():
+                old = folder.with_name(f".{folder.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                folder.rename(old)
+                beside.rename(folder)
+                shutil.rmtree(old)
+            else:
+                beside.rename(folder)
+            _sync(folder.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that a reader finds the old one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.writing")
+    with _disk_errors(path):
+        try:
+            beside.write_text(text, encoding="utf-8")
+            _sync(beside)
+            beside.replace(path)
+            _sync(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def append_lines(path: Path, lines: list[str]) -> None:
+    """Append whole lines and sync them; a reader must drop a last line without its end, which a kill can leave."""
+    with _disk_errors(path), path.open("a", encoding="utf-8") as stream:
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def room_for(where: Path, needs: int, what: Path) -> None:
+    """OSError before a long work that could not be saved."""
+    where.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(where).free
+    if free < needs:
+        raise OSError(errno.ENOSPC, _full(what, where, f"needs {needs / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"))
+
+
+@contextmanager
+def _disk_errors(what: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # safetensors reports a full disk through an error of its own, with the system's words in it.
+        full = getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)
+        if full and "nothing written before was touched" not in str(error):
+            raise OSError(errno.ENOSPC, _full(what, what.parent, "the disk is full")) from error
+        raise
+
+
+def _full(what: Path, where: Path, why: str) -> str:
+    return f"cannot write {what}: {why} in {where}; nothing written before was touched. Free some space or set runs=FOLDER, then repeat the command: it goes on"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,43 @@
+"""Where a run keeps things: the one description of a run folder that training writes and evaluation and export read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NAMED = ("untrained", "warm", "best", "latest")
+
+
+def steps(folder: Path) -> list[Path]:
+    """The whole checkpoints of a run, the oldest first."""
+    return sorted((one for one in folder.glob("step-*") if (one / "state.json").is_file()), key=number)
+
+
+def number(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def state(checkpoint: Path) -> dict[str, Any]:
+    """{step, held_out: {acceptance, agreement, loss, scored}} of a checkpoint."""
+    return json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint with the highest held-out acceptance, or None before the first."""
+    pointer = folder / "best.json"
+    return folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"] if pointer.is_file() else None
+
+
+def find_draft(folder: Path, which: str) -> Path:
+    """The draft that `untrained`, `warm`, `best` or `latest` names in a run: a transformers folder with drafter.json."""
+    if which not in NAMED:
+        raise ValueError(f"run:{which} is not one of {', '.join('run:' + name for name in NAMED)}")
+    if which in ("untrained", "warm"):
+        place: Path | None = folder / "start" / which
+    else:
+        checkpoint = best(folder) if which == "best" else next(iter(reversed(steps(folder))), None)
+        place = checkpoint / "draft" if checkpoint else None
+    if place is None or not place.is_dir():
+        raise FileNotFoundError(f"{folder} holds no {which} draft yet; train it first: draftsmith train RECIPE")
+    return place

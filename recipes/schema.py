@@ -1,0 +1,217 @@
+"""A recipe is closed and typed: an unknown key, a wrong type and a missing value are all reported at once, with their paths."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import yaml
+from draftsmith.recipes.paths import find_recipe
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Target(_Closed):
+    """The model whose text is wanted."""
+
+    model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE")
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+class SamplingSettings(_Closed):
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Data(_Closed):
+    """Training prompts, and the target's own answers to them."""
+
+    prompts: str
+    answers: str | None = Field(
+        None, description="answers made earlier by `draftsmith prepare`; otherwise they are made in the run folder"
+    )
+    max_new_tokens: Positive = 192
+    batch_size: Positive = Field(24, description="prompts answered together")
+    sampling: SamplingSettings = SamplingSettings()
+    max_length: Positive = Field(1024, description="longer rows are left out and counted, never cut")
+    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="share of the rows kept for held-out acceptance")
+
+
+class Draft(_Closed):
+    """How the draft is made."""
+
+    kind: Literal["layers"] = "layers"
+    layers: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="which of the target's layers, counted from 0")
+    warm_start: Literal["ridge", "none"] = "ridge"
+    warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
+
+
+class Train(_Closed):
+    epochs: Positive = 1
+    batch_size: Positive = Field(8, description="rows a step on each process")
+    accumulate: Positive = Field(1, description="micro-batches a step")
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    warmup: Share = Field(0.03, description="share of the steps")
+    final_learning_rate: Share = Field(0.05, description="of learning_rate, reached by a cosine at the last step")
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    loss: dict[str, Annotated[float, Field(gt=0)]] = {"forward_kl": 1.0}
+    chunk: Positive = Field(128, description="scored positions whose logits exist at one time")
+    precision: Literal["no", "bf16"] = "no"
+    evaluate_every: Positive = 50
+    save_every: Positive = 50
+    keep: Positive = 2
+    threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 leaves torch's choice")
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_is_no(cls, value: Any) -> Any:
+        return "no" if value is False else value  # an override or a program may still hand over a boolean
+
+
+class Candidate(_Closed):
+    """A way of drafting to be measured."""
+
+    drafter: str = Field(description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest, a folder or a hub id")
+    k: Positive = 4
+    name: str | None = None
+
+
+class Eval(_Closed):
+    prompts: str
+    per_kind: Annotated[int, Field(ge=0)] = Field(0, description="prompts of each kind, the first ones; 0 takes all")
+    max_new_tokens: Positive = 48
+    candidates: list[Candidate] = Field(min_length=1)
+    sampling: SamplingSettings = SamplingSettings()
+    threads: Positive = 1
+    seed: int = 0
+    bootstrap: Positive = 2000
+
+
+class Export(_Closed):
+    format: Literal["transformers"] = "transformers"
+
+
+class Recipe(_Closed):
+    """Everything a run does, and nothing that it does not."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    seed: int = 0
+    runs: str = "runs"
+    target: Target
+    data: Data
+    draft: Draft
+    train: Train = Train()
+    eval: Eval
+    export: Export = Export()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.runs) / self.name
+
+    def dump(self) -> str:
+        """The resolved recipe as yaml; loading it gives the same recipe."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a yaml file (or one of ours by name) with `a.b=c` overrides; ValueError lists everything wrong with it."""
+    path = find_recipe(name)
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Core)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: a recipe is a mapping of sections, found {type(tree).__name__}")
+    problems = [problem for one in overrides if (problem := _override(tree, one))]
+    try:
+        recipe = Recipe.model_validate(tree)
+    except ValidationError as error:
+        problems += [_explain(one) for one in error.errors()]
+    if problems:
+        raise ValueError(f"{path}: {len(problems)} problem{'s' if len(problems) > 1 else ''}:\n  " + "\n  ".join(problems))
+    return recipe
+
+
+def _override(tree: dict[str, Any], text: str) -> str | None:
+    """Set `a.b=c` in the tree; c is read as yaml. What is wrong with it, or None."""
+    path, equals, value = text.removeprefix("--").partition("=")
+    if not equals or not path:
+        return f"{text!r} is not an override; write section.key=value"
+    *sections, key = path.split(".")
+    try:
+        parsed = yaml.load(value, Loader=_Core)
+    except yaml.YAMLError as error:
+        return f"{path}: {value!r} cannot be read: {str(error).splitlines()[0]}"
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            return f"{path}: {section} holds a value, not a section"
+    tree[key] = parsed
+    return None
+
+
+def _explain(error: Any) -> str:
+    """One problem in one line: path, what is wrong, what was found, the nearest name."""
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _keys(error["loc"][:-1]), n=1)
+        return f"{path}: no such key" + (
+            f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_keys(error['loc'][:-1]))}"
+        )
+    if error["type"] == "missing":
+        return f"{path}: is needed"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{path}: {message}, found {error['input']!r}"
+
+
+def _keys(location: tuple[str | int, ...]) -> list[str]:
+    model: Any = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        model = next(
+            (one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)), None
+        )
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+class _Core(yaml.SafeLoader):
+    """YAML 1.2's core: `no` is text, 1e-4 is a number, and a key given twice is an error."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Core.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Core.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)|(?:\.[0-9]+|[0-9]+\.[0-9]*)|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)

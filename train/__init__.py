@@ -1,0 +1,1 @@
+"""How it is learned: `accelerate launch -m draftsmith.train RECIPE [a.b=c ...]`."""

@@ -1,0 +1,60 @@
+"""The model card: filled from the run and its report, so that no figure in it was typed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from draftsmith.recipes import Recipe, runs
+
+
+def card(recipe: Recipe, proof: dict[str, Any]) -> str:
+    """README.md of an exported draft; without a report it says that nothing was measured."""
+    folder = recipe.folder
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    checkpoint = runs.best(folder)
+    assert checkpoint is not None  # export found it a moment ago
+    held_out = runs.state(checkpoint)["held_out"]
+    loss = ", ".join(f"{weight:g} {name}" for name, weight in recipe.train.loss.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [speculative-decoding, draft-model, draftsmith]
+---
+
+# A draft for {recipe.target.model}
+
+Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative decoding with its target; by itself it writes poorly.
+
+| | |
+|---|---|
+| target | `{recipe.target.model}`, revision `{environment["target_revision"]}`; the draft speaks its token ids and no other model's |
+| draft | layers {recipe.draft.layers} of the target, {environment["trainable_parameters"]:,} trained parameters, embedding and head from the target |
+| start | {recipe.draft.warm_start} |
+| data | {environment["rows"]} answers of the target itself to `{recipe.data.prompts}` ({environment["scored_tokens"]:,} scored tokens), {environment["held_out_rows"]} held out |
+| loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
+| held-out | acceptance sum min(p, q) {held_out["acceptance"]:.3f}, argmax agreement {held_out["agreement"]:.3f} over {held_out["scored"]:.0f} tokens (teacher-forced, temperature 1 / 0) |
+| proof | reloaded in a fresh process, logits equal bit for bit; {proof["equal"]} of {proof["compared"]} greedy answers of {proof["tokens"]} tokens equal the target's own with this draft as `assistant_model` |
+
+## What it is worth
+
+{_figures(recipe)}
+
+## Use
+
+```python
+target.generate(**inputs, assistant_model=draft)          # transformers, batch 1
+```
+
+## Licence
+
+The weights are derived from the target's; the target's licence applies to them.
+"""
+
+
+def _figures(recipe: Recipe) -> str:
+    path = recipe.folder / "report.md"
+    if not path.is_file():
+        return "Not measured. `draftsmith eval` writes the figures."
+    # The headings of the report are one level below the card's.
+    return path.read_text(encoding="utf-8").partition("\n")[2].replace("\n## ", "\n### ").strip()

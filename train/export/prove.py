@@ -1,0 +1,51 @@
+"""`python -m draftsmith.train.export.prove FOLDER TARGET`: what a stranger's process finds in an exported folder, as one line of json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import torch
+from draftsmith.specdec.models import chat_ids, load, load_tokenizer, quiet
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+QUESTIONS = ("Write a line of Python that prints hello.", "What is the capital of France?")
+TOKENS = 24
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A hash of the logits on a fixed text; equal only where weights and their use are equal to the bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the order of a sum may hang on the number of threads
+    ids = torch.arange(3, 3 + 16).remainder(model.get_input_embeddings().weight.shape[0])[None]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids, use_cache=False).logits.float()
+    torch.set_num_threads(threads)
+    return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
+
+
+def prove(folder: str, target_name: str) -> dict[str, object]:
+    """Fingerprint of the reloaded draft, and how many greedy answers stay the target's with it as `assistant_model`."""
+    with quiet():
+        draft, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = {
+        what: sorted(keys)
+        for what, keys in report.items()
+        if keys and what in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    if wrong:
+        raise SystemExit(f"{folder} does not load strictly: {wrong}")
+    own, target = load_tokenizer(folder), load(target_name).model
+    equal = 0
+    for question in QUESTIONS:
+        ids = torch.tensor([chat_ids(own, [{"role": "user", "content": question}])])
+        settings = {"max_new_tokens": TOKENS, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        with quiet():
+            alone, helped = target.generate(ids, **settings), target.generate(ids, assistant_model=draft, **settings)
+        equal += torch.equal(alone, helped)
+    return {"fingerprint": fingerprint(draft), "equal": equal, "compared": len(QUESTIONS), "tokens": TOKENS}
+
+
+if __name__ == "__main__":
+    print(json.dumps(prove(*sys.argv[1:3])))

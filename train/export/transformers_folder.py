@@ -1,0 +1,62 @@
+"""A plain transformers folder: what `assistant_model=` takes, and what vLLM's draft_model method reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from draftsmith.recipes import Recipe, runs
+from draftsmith.recipes.files import whole_folder
+from draftsmith.specdec.models import load_tokenizer, quiet
+from draftsmith.train.export.card import card
+from draftsmith.train.export.prove import fingerprint
+from transformers import AutoModelForCausalLM
+
+
+def export(recipe: Recipe, force: bool = False) -> Path:
+    """Write the run's best draft to runs/NAME/export/transformers, proved by a fresh process before it gets that name."""
+    place = recipe.folder / "export" / "transformers"
+    if place.exists() and not force:
+        raise FileExistsError(f"{place} exists; --force replaces it")
+    source = runs.find_draft(recipe.folder, "best")
+    with quiet():
+        draft = AutoModelForCausalLM.from_pretrained(source)
+    tokenizer = load_tokenizer(recipe.target.model)
+    if draft.get_output_embeddings().weight.shape[0] < len(tokenizer):
+        raise ValueError(
+            f"the draft has {draft.get_output_embeddings().weight.shape[0]} output rows for {len(tokenizer)} tokens; engines would abort on the rest"
+        )
+    draft.generation_config.eos_token_id = tokenizer.eos_token_id
+    draft.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    needs = 2 * sum(one.numel() * one.element_size() for one in draft.parameters())
+    with whole_folder(place, needs) as beside:
+        draft.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        (beside / "drafter.json").write_text((source / "drafter.json").read_text(encoding="utf-8"), encoding="utf-8")
+        proof = _prove(beside, recipe.target.model, fingerprint(draft))
+        (beside / "README.md").write_text(card(recipe, proof), encoding="utf-8")
+    print(
+        f"exported {place}: reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
+    )
+    return place
+
+
+def _prove(folder: Path, target: str, wanted: str) -> dict[str, Any]:
+    """Load the folder in a process that knows nothing of this one; RuntimeError where what it finds is not what was written."""
+    command = [sys.executable, "-m", "draftsmith.train.export.prove", str(folder), target]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the exported folder does not load in a fresh process:\n{done.stderr.strip()[-2000:]}")
+    proof: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if proof["fingerprint"] != wanted:
+        raise RuntimeError(
+            "the exported folder gives other logits in a fresh process than the draft that was written; nothing was exported"
+        )
+    if proof["equal"] != proof["compared"]:
+        raise RuntimeError(
+            f"with this draft as assistant_model only {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
+        )
+    return proof

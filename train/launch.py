@@ -1,0 +1,35 @@
+"""The accelerator for however this process was launched; a launch that would not synchronise its processes is refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
+
+
+def make_accelerator(precision: str) -> Accelerator:
+    """An accelerator that sees as many processes as were launched, or RuntimeError."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    settings: dict[str, Any] = {"mixed_precision": precision}
+    if not torch.accelerator.is_available() and "LOCAL_RANK" in os.environ:
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            settings["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]  # cpu=True here would turn DeepSpeed off
+            import deepspeed
+
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, which takes minutes and gcc
+        elif os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            raise RuntimeError(
+                "accelerate does not shard on a CPU: FSDP asked for here would silently train unsharded. Use --multi_gpu (DDP over gloo)"
+            )
+        else:
+            settings["cpu"] = True
+    accelerator = Accelerator(**settings)
+    if accelerator.num_processes != world or (world > 1 and accelerator.distributed_type == DistributedType.NO):
+        raise RuntimeError(
+            f"{world} processes were launched, accelerate sees {accelerator.num_processes} ({accelerator.distributed_type}): they would "
+            "not average their gradients. Launch with --multi_gpu, or one of recipes/accelerate/*.yaml"
+        )
+    return accelerator

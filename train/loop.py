@@ -1,0 +1,110 @@
+"""The only training loop, and the only place where a loss is divided: once, by the global count of scored tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from draftsmith.distill import Batch, Objective
+from draftsmith.recipes.schema import Train
+
+
+class Record(NamedTuple):
+    """What one step showed; loss, acceptance and agreement are means over its scored tokens on all processes."""
+
+    step: int
+    loss: float
+    acceptance: float
+    agreement: float
+    grad_norm: float
+    learning_rate: float
+    scored: int
+    tokens_per_second: float
+
+
+def train(
+    objective: Objective, optimizer: torch.optim.Optimizer, batches: Callable[[int], list[Batch]], *, start: int, steps: int,
+    settings: Train, accelerator: Accelerator, after: Callable[[Record], None] = lambda record: None,
+) -> None:  # fmt: skip
+    """Steps `start`..`steps`-1. `batches(step)` gives this process's micro-batches; `after` is called with each step's record.
+
+    `objective.trainable` and `optimizer` are what the accelerator prepared. FloatingPointError on a loss or gradient
+    that is not finite: weights are then still those of the step before.
+    """
+    parameters = [one for one in objective.trainable.parameters() if one.requires_grad]
+    objective.trainable.train()
+    for step in range(start, steps):
+        clock = time.perf_counter()
+        rate = learning_rate(step, steps, settings)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        sums, norm = gradient(objective, batches(step), accelerator)
+        loss, scored = sums["loss"] / max(sums["scored"], 1), int(sums["scored"])
+        clipped = accelerator.clip_grad_norm_(parameters, settings.clip)
+        norm = float(clipped) if clipped is not None else norm
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise FloatingPointError(
+                f"step {step + 1}: loss {loss}, gradient norm {norm}. Weights are those of step {step}; lower train.learning_rate "
+                "or look at the rows of this step, then repeat the command: it goes on from the last checkpoint"
+            )
+        if scored:  # a step without scored tokens is counted by its record, and moves nothing
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        speed = scored / (time.perf_counter() - clock)
+        means = {name: sums[name] / max(scored, 1) for name in ("acceptance", "agreement")}
+        after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed))
+
+
+def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator) -> tuple[dict[str, float], float]:
+    """Backward through all micro-batches of one step -> (sums over scored tokens on all processes, this process's gradient norm).
+
+    However the rows are split into micro-batches and over processes, the gradient is that of the mean over all their
+    scored tokens: a mean of means would weigh a token by the company it keeps.
+    """
+    device = accelerator.device
+    count = torch.tensor(float(sum(int(batch.scored.sum()) for batch in micro)), device=device)
+    count = float(accelerator.reduce(count, "sum"))
+    # Data parallelism averages gradients over processes; times `num_processes` makes the sum of it.
+    scale = accelerator.num_processes / max(count, 1.0)
+    sums: dict[str, torch.Tensor] = {}
+    for number, batch in enumerate(micro):
+        last = number + 1 == len(micro)
+        with contextlib.nullcontext() if last else accelerator.no_sync(objective.trainable):
+            loss = objective.loss(batch.to(device))
+            accelerator.backward(loss.total * scale)
+        for name, value in {"loss": loss.total.detach(), **loss.metrics}.items():
+            sums[name] = sums.get(name, torch.zeros((), device=device)) + value.to(device)
+    reduced = accelerator.reduce(torch.stack([value.float() for value in sums.values()]), "sum")
+    slopes = [one.grad.float().norm() for one in objective.trainable.parameters() if one.grad is not None]
+    norm = float(torch.stack(slopes).norm()) if slopes else 0.0
+    return dict(zip(sums, map(float, reduced), strict=True)), norm
+
+
+@torch.no_grad()
+def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator) -> dict[str, float]:
+    """Means over the scored tokens of held-out batches: loss, acceptance, agreement; each process does its share."""
+    sums: dict[str, Any] = {}
+    objective.trainable.eval()  # no dropout: held-out figures are of the draft as it will be served
+    for batch in batches[accelerator.process_index :: accelerator.num_processes]:
+        loss = objective.loss(batch.to(accelerator.device))
+        for name, value in {"loss": loss.total, **loss.metrics}.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    objective.trainable.train()
+    names = ("loss", "acceptance", "agreement", "scored")
+    totals = accelerator.reduce(torch.tensor([sums.get(name, 0.0) for name in names], dtype=torch.float64), "sum").tolist()
+    return {name: value / max(totals[-1], 1) for name, value in zip(names[:-1], totals[:-1], strict=True)} | {"scored": totals[-1]}
+
+
+def learning_rate(step: int, steps: int, settings: Train) -> float:
+    """Linear warm-up, then a cosine down to `final_learning_rate` of the top: a function of the step, so it resumes by itself."""
+    warm = max(1, round(settings.warmup * steps))
+    if step < warm:
+        return settings.learning_rate * (step + 1) / warm
+    way = (step - warm) / max(1, steps - 1 - warm)
+    low = settings.final_learning_rate
+    return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(way, 1.0))))

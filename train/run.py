@@ -1,0 +1,203 @@
+"""`draftsmith train`: from a recipe to the checkpoints of a draft, each step a file that can be opened."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.distill.draft import save_draft
+from draftsmith.distill.teacher import Remembering
+from draftsmith.distill.warm_start import ridge
+from draftsmith.recipes import Recipe, read_prompts, runs
+from draftsmith.recipes.files import room_for, whole_folder, write_whole
+from draftsmith.recipes.paths import find
+from draftsmith.recipes.progress import Progress
+from draftsmith.specdec.models import load, revision
+from draftsmith.train import checkpoint
+from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
+from draftsmith.train.launch import make_accelerator
+from draftsmith.train.loop import Record, evaluate, train
+from draftsmith.train.prepare import manifest, prepare, read_answers
+
+LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
+
+
+def claim(recipe: Recipe) -> Path:
+    """The run folder, with the resolved recipe in it; a folder that holds another run is refused."""
+    folder = recipe.folder
+    written = folder / "recipe.yaml"
+    if written.is_file():
+        before = yaml.safe_load(written.read_text(encoding="utf-8"))
+        now = yaml.safe_load(recipe.dump())
+        changed = [key for key in LEARNED if before.get(key) != now[key]]
+        if changed:
+            raise ValueError(
+                f"{folder} holds a run with another {', '.join(changed)} (see {written}). Name this one otherwise (name=...), or remove the folder"
+            )
+    write_whole(written, recipe.dump())
+    return folder
+
+
+def answers(recipe: Recipe, target: Any, tokenizer: Any, identity: str) -> list[dict[str, Any]]:
+    """The target's answers to the training prompts: those that the recipe names, or made in the run folder."""
+    data = recipe.data
+    if data.answers is not None:
+        return read_answers(find(data.answers), identity, tokenizer)
+    path = recipe.folder / "answers.jsonl"
+    if path.is_file():
+        return read_answers(path, identity, tokenizer)
+    prompts = read_prompts(data.prompts)
+    about = manifest(data, prompts, recipe.target.model, identity, tokenizer, recipe.seed)
+    return prepare(path, about, data, prompts, target, tokenizer)
+
+
+def run_training(recipe: Recipe) -> Path:
+    """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
+    settings = recipe.train
+    if recipe.data.answers is not None:
+        find(recipe.data.answers)
+    else:
+        read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    accelerator = make_accelerator(settings.precision)
+    folder = claim(recipe) if accelerator.is_main_process else recipe.folder
+    accelerator.wait_for_everyone()
+    torch.manual_seed(recipe.seed)
+    target, tokenizer = load(recipe.target.model, recipe.target.dtype)
+    identity = revision(recipe.target.model)
+    target.to(accelerator.device)
+    with accelerator.main_process_first():
+        rows = to_rows(
+            answers(recipe, target, tokenizer, identity), tokenizer, recipe.data.max_length, recipe.data.held_out, recipe.seed
+        )
+    plan = Plan(rows.train, settings.batch_size * settings.accumulate * accelerator.num_processes, settings.epochs, recipe.seed)
+    held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
+
+    teacher = Remembering(LiveTeacher(target), held_out)
+    draft = CutDraft(target, recipe.draft.layers)
+    size = _bytes(draft)
+    room_for(folder, (settings.keep + 2) * size, folder / "step-N")
+    objective = DistillDraft(draft, teacher, settings.loss, settings.chunk)
+    optimizer = torch.optim.AdamW(
+        draft.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+    )
+    if not runs.steps(folder):
+        _start(recipe, folder, draft, teacher, rows, held_out, accelerator)
+    objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
+    start = checkpoint.resume(folder, accelerator)
+    if accelerator.is_main_process:
+        write_whole(
+            folder / "environment.json", json.dumps(_environment(accelerator, identity, recipe, rows, draft), indent=1) + "\n"
+        )
+        _banner(rows, plan, start, accelerator, folder)
+
+    log = _Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
+    progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
+
+    def after(record: Record) -> None:
+        log.write(record._asdict())
+        progress.at(
+            record.step, f"loss {record.loss:.3f}, acceptance {record.acceptance:.3f}, {record.tokens_per_second:.0f} tokens/s"
+        )
+        last = record.step == plan.steps
+        if last or record.step % settings.save_every == 0 or record.step % settings.evaluate_every == 0:
+            means = evaluate(objective, held_out, accelerator)
+            log.write({"step": record.step, "held_out": means})
+            if last or record.step % settings.save_every == 0:
+                checkpoint.save(folder, record.step, objective, accelerator, means, settings.keep, size)
+
+    if start < plan.steps:
+        train(
+            objective, optimizer, lambda step: micro_batches(plan.step(step), settings.accumulate, accelerator.process_index, accelerator.num_processes),
+            start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
+        )  # fmt: skip
+        progress.done()
+    if accelerator.is_main_process:
+        best = json.loads((folder / "best.json").read_text())
+        print(f"best draft: {folder / best['checkpoint'] / 'draft'}, held-out acceptance {best['held_out']['acceptance']:.3f}")
+    return folder
+
+
+def _start(
+    recipe: Recipe, folder: Path, draft: CutDraft, teacher: Remembering, rows: Rows, held_out: list[Batch], accelerator: Accelerator
+) -> None:
+    """The draft before any gradient: as it was cut, then (unless the recipe says none) with the ridge map. Both are kept."""
+    if accelerator.is_main_process:
+        with whole_folder(folder / "start" / "untrained") as beside:
+            save_draft(draft.whole(), beside)
+    if recipe.draft.warm_start == "none":
+        return
+    some, tokens = [], 0
+    for row in rows.train:
+        some.append(row)
+        tokens += len(row[0]) - row[1]
+        if tokens >= recipe.draft.warm_start_tokens:
+            break
+    progress = Progress("warm start", len(some), unit="row", quiet=not accelerator.is_main_process)
+    batches = (collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8))
+    fit = ridge(draft, teacher, batches, held_out)
+    progress.done(f"ridge over {fit.tokens} tokens: held-out acceptance {fit.before:.3f} -> {fit.acceptance:.3f}")
+    if accelerator.is_main_process:
+        with whole_folder(folder / "start" / "warm") as beside:
+            save_draft(draft.whole(), beside)
+            (beside / "fit.json").write_text(json.dumps(fit._asdict(), indent=1) + "\n")
+
+
+class _Log:
+    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
+
+    def __init__(self, path: Path, start: int, main: bool) -> None:
+        self._path, self._main = path, main
+        if main and path.is_file():
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            write_whole(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._main:
+            with self._path.open("a") as stream:
+                stream.write(json.dumps(record) + "\n")
+
+
+def _banner(rows: Rows, plan: Plan, start: int, accelerator: Accelerator, folder: Path) -> None:
+    scored = sum(len(ids) - prompt for ids, prompt in rows.train)
+    left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
+    print(
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
+        f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
+        f"{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
+    )
+
+
+def _environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft) -> dict[str, Any]:
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        commit = ""
+    packages = ("draftsmith", "torch", "transformers", "datasets", "accelerate", "peft", "numpy")
+    return {
+        "target": recipe.target.model, "target_revision": identity, "argv": sys.argv, "commit": commit or "unknown",
+        "python": platform.python_version(), "machine": platform.processor() or platform.machine(), "device": str(accelerator.device),
+        "processes": accelerator.num_processes, "threads": torch.get_num_threads(), "precision": recipe.train.precision,
+        "versions": {name: metadata.version(name) for name in packages},
+        "trainable_parameters": sum(one.numel() for one in draft.parameters()),
+        "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
+        "scored_tokens": sum(len(ids) - prompt for ids, prompt in rows.train),
+    }  # fmt: skip
+
+
+def _bytes(draft: CutDraft) -> int:
+    """About what one checkpoint takes: the saved draft with an embedding and a head, the weights and two moments."""
+    outer = 2 * draft.head.linear.weight.numel()
+    return 4 * (outer + 4 * sum(one.numel() for one in draft.parameters()))
