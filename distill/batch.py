@@ -29,11 +29,11 @@ def collate(rows: list[tuple[list[int], int]], pad: int = 0) -> Batch:
         if not 1 <= prompt <= len(ids):
             raise ValueError(f"row {number}: a prompt of {prompt} in a row of {len(ids)} tokens; it needs 1..{len(ids)}")
     widest = max((len(ids) for ids, _ in rows), default=0)
-    ids = torch.full((len(rows), widest), pad, dtype=torch.long)
+    padded = torch.full((len(rows), widest), pad, dtype=torch.long)
     real = torch.zeros(len(rows), widest, dtype=torch.bool)
     scored = torch.zeros(len(rows), widest, dtype=torch.bool)
     for b, (row, prompt) in enumerate(rows):
-        ids[b, : len(row)] = torch.tensor(row)
+        padded[b, : len(row)] = torch.tensor(row)
         real[b, : len(row)] = True
         scored[b, prompt - 1 : len(row) - 1] = True
-    return Batch(ids, real, scored)
+    return Batch(padded, real, scored)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden, scored_loss
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.teacher import LiveTeacher, Teacher
 from draftsmith.specdec.models import blocks, pick, quiet
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
 def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:
@@ -53,6 +55,10 @@ class CutDraft(nn.Module):
     or as a ridge regression (`warm_start`), and is multiplied into the head when the draft is saved.
     """
 
+    target: PreTrainedModel
+    head: Head
+    body: Any
+
     def __init__(self, target: PreTrainedModel, layers: list[int]) -> None:
         super().__init__()
         self.layers = layers
@@ -76,7 +82,8 @@ class CutDraft(nn.Module):
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            return self.target.get_input_embeddings()(batch.ids), batch.scored
+            embedding: Any = self.target.get_input_embeddings()
+            return embedding(batch.ids), batch.scored
 
     @torch.no_grad()
     def whole(self) -> PreTrainedModel:
@@ -88,12 +95,15 @@ class CutDraft(nn.Module):
         if missing.unexpected_keys or any("embed" not in key and "wte" not in key for key in missing.missing_keys):
             raise RuntimeError(f"the trained layers do not fit the draft: {missing}")
         if not plain:
-            model.get_output_embeddings().weight.copy_(self.target.get_output_embeddings().weight @ self.map.weight)
+            own: Any = model.get_output_embeddings()
+            own.weight.copy_(self.head.linear.weight @ self.map.weight)
         return model
 
 
 class WholeDraft(nn.Module):
     """Any causal model that speaks the target's ids, trained as it is, head included."""
+
+    head: Head
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -122,10 +132,10 @@ class DistillDraft:
         for name in self.weights:
             pick(LOSSES, name, "loss")
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
-        self.draft = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
+        self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
         self.chunk = chunk
-        rows = [head.linear.weight.shape[0] for head in (self.draft.head, self.teacher.head)]
+        rows = [head.rows for head in (self.draft.head, self.teacher.head)]
         if rows[0] != rows[1]:
             raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
 

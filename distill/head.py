@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from draftsmith.distill.losses import LOSSES, acceptance
-from draftsmith.distill.objective import Loss
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from draftsmith.distill.losses import LOSSES, acceptance
+from draftsmith.distill.objective import Loss
+from draftsmith.specdec.models import output_rows
 
 
 class Head(nn.Module):
@@ -17,7 +19,8 @@ class Head(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.linear = model.get_output_embeddings()
+        self.linear: Any = model.get_output_embeddings()
+        self.rows = output_rows(model)
         self.cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
     def forward(self, hidden: Tensor) -> Tensor:

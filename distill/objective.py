@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from draftsmith.distill.batch import Batch
 from torch import Tensor, nn
+
+from draftsmith.distill.batch import Batch
 
 
 class Loss(NamedTuple):

@@ -6,9 +6,10 @@ import hashlib
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
+
 from draftsmith.specdec import Sampling, generate
 from draftsmith.specdec.models import chat_ids
-from transformers import PreTrainedModel
 
 
 class Answer(NamedTuple):

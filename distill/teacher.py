@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 
 class Teacher(Protocol):
-    head: nn.Module
+    head: Head
 
     def hidden(self, batch: Batch) -> Tensor:
         """[N, H], a row for each scored position of the batch, in its order."""

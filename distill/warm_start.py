@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.losses import acceptance
 from draftsmith.distill.teacher import Teacher
-from torch import Tensor
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean squared feature
 

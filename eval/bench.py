@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedModel
+
 from draftsmith.recipes import Prompt
 from draftsmith.specdec import Drafter, Generation, Sampling, generate
 from draftsmith.specdec.models import chat_ids
-from transformers import PreTrainedModel
 
 
 class Arm(NamedTuple):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from draftsmith.eval.bench import Measurement
 from scipy import stats
+
+from draftsmith.eval.bench import Measurement
 
 
 class Interval(NamedTuple):

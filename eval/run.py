@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
+
 from draftsmith.eval import metrics, report
 from draftsmith.eval.bench import Arm, Measurement, measure
 from draftsmith.eval.prompts import sample
@@ -19,8 +22,6 @@ from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.runs import find_draft
 from draftsmith.specdec import Sampling, load, load_drafter
 from draftsmith.specdec.models import revision
-from rich.console import Console
-from rich.table import Table
 
 
 def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
@@ -33,9 +34,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
         raise ValueError(f"two candidates are called the same: {', '.join(name for name, _ in named)}; give them names")
     places = [str(find_draft(folder, one.drafter[4:])) if one.drafter.startswith("run:") else one.drafter for _, one in named]
     torch.set_num_threads(settings.threads)
-    target, tokenizer = load(recipe.target.model, recipe.target.dtype)
-    if torch.cuda.is_available():
-        target.to("cuda")
+    target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     arms = [Arm(name, load_drafter(place, target, tokenizer), one.k) for (name, one), place in zip(named, places, strict=True)]
     how = Sampling(**settings.sampling.model_dump())
     answers = sum(len(prompt.turns) for prompt in prompts)

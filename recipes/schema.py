@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from draftsmith.recipes.paths import find_recipe
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from draftsmith.recipes.paths import find_recipe
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -192,7 +193,7 @@ def _keys(location: tuple[str | int, ...]) -> list[str]:
 class _Core(yaml.SafeLoader):
     """YAML 1.2's core: `no` is text, 1e-4 is a number, and a key given twice is an error."""
 
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

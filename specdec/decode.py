@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
+from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.pace import Fixed, Pace
 from draftsmith.specdec.sampling import Sampling, to_probs
 from draftsmith.specdec.verify import VERIFY
-from torch import Tensor
-from transformers import PreTrainedModel
 
 
 @dataclass
@@ -61,7 +63,7 @@ def generate(
     rows (each gets a stream of its own); a list gives every row its own, and its output then does not depend on its
     neighbours. A speculative and a plain run of one seed differ at temperature > 0 while their laws agree.
     """
-    vocabulary = target.get_output_embeddings().weight.shape[0]
+    vocabulary = output_rows(target)
     ends = _check(target, prompts, vocabulary, k, max_new_tokens, eos, seed, verify, processors, stop_strings, min_new_tokens)
     started = time.perf_counter()
     batch = len(prompts)

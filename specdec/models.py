@@ -27,13 +27,13 @@ END = 16 << 20
 
 
 class Loaded(NamedTuple):
-    """`model` in eval mode on the CPU, `tokenizer` with eos and pad set; unpacks as a pair."""
+    """`model` in eval mode, `tokenizer` with eos and pad set; unpacks as a pair."""
 
     model: PreTrainedModel
     tokenizer: Any
 
 
-def load(name: str | Path, dtype: str | torch.dtype = torch.float32) -> Loaded:
+def load(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Loaded:
     """Load a causal model and its tokenizer.
 
     `name`: a hub id, a folder, a `.gguf` file (dequantised once into a cached folder), or `package:NAME/FILE`, a file
@@ -41,14 +41,13 @@ def load(name: str | Path, dtype: str | torch.dtype = torch.float32) -> Loaded:
     """
     folder = resolve(name)
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(dtype))
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(dtype))
         tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{name}: the tokenizer names no EOS, so no answer could end; set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from ids, so pad may be eos
-    model.eval()
-    return Loaded(model, tokenizer)
+    return Loaded(model.eval().to(device), tokenizer)
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -141,7 +140,8 @@ def _from_gguf(path: Path) -> Path:
         # The weights are plain now; transformers refuses to save a model that still says it is quantised.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        model.hf_quantizer, model.is_quantized = None, False
+        plain: Any = model
+        plain.hf_quantizer, plain.is_quantized = None, False
         try:
             model.save_pretrained(beside)
             tokenizer.save_pretrained(beside)
@@ -193,6 +193,11 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         if isinstance(getattr(body, name, None), nn.ModuleList):
             return name, getattr(body, name)
     raise ValueError(f"{type(model).__name__} keeps its blocks neither in .layers nor in .h; its layers cannot be taken apart here")
+
+
+def output_rows(model: Any) -> int:
+    """How many ids the model's head gives a logit to, padding rows included."""
+    return int(model.get_output_embeddings().weight.shape[0])
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:

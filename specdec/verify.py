@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from draftsmith.specdec.sampling import Generator, draw, flip, uniform
 from torch import Tensor
+
+from draftsmith.specdec.sampling import Generator, draw, flip, uniform
 
 
 class Verdict(NamedTuple):

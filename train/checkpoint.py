@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from accelerate import Accelerator
+
 from draftsmith.distill import Objective
 from draftsmith.recipes import runs
 from draftsmith.recipes.files import whole_folder, write_whole

@@ -23,7 +23,9 @@ def to_rows(answers: list[dict[str, Any]], tokenizer: Any, max_length: int, held
     """Each answer after its rendered chat; the very ids that the target said, EOS included where it came."""
     prompts = sorted({row["prompt"] for row in answers})
     kept_back = set(random.Random(f"held out {seed}").sample(prompts, max(1, round(held_out * len(prompts)))))
-    train, held, left_out = [], [], {"longer than max_length": 0, "empty answer": 0}
+    train: list[Example] = []
+    held: list[Example] = []
+    left_out = {"longer than max_length": 0, "empty answer": 0}
     for row in answers:
         prompt = chat_ids(tokenizer, row["messages"])
         if not row["answer_ids"]:

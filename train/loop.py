@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
+
 from draftsmith.distill import Batch, Objective
 from draftsmith.recipes.schema import Train
 
@@ -67,8 +68,8 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
     scored tokens: a mean of means would weigh a token by the company it keeps.
     """
     device = accelerator.device
-    count = torch.tensor(float(sum(int(batch.scored.sum()) for batch in micro)), device=device)
-    count = float(accelerator.reduce(count, "sum"))
+    mine = torch.tensor(float(sum(int(batch.scored.sum()) for batch in micro)), device=device)
+    count = float(accelerator.reduce(mine, "sum"))
     # Data parallelism averages gradients over processes; times `num_processes` makes the sum of it.
     scale = accelerator.num_processes / max(count, 1.0)
     sums: dict[str, torch.Tensor] = {}

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from draftsmith.distill.rollout import answer
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, room_for, write_whole
@@ -15,7 +17,6 @@ from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.prompts import read_jsonl
 from draftsmith.recipes.schema import Data
 from draftsmith.specdec import Sampling
-from transformers import PreTrainedModel
 
 Row = dict[str, Any]
 

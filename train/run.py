@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
+
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
 from draftsmith.distill.draft import save_draft
 from draftsmith.distill.teacher import Remembering
@@ -73,9 +74,8 @@ def run_training(recipe: Recipe) -> Path:
     folder = claim(recipe) if accelerator.is_main_process else recipe.folder
     accelerator.wait_for_everyone()
     torch.manual_seed(recipe.seed)
-    target, tokenizer = load(recipe.target.model, recipe.target.dtype)
+    target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     identity = revision(recipe.target.model)
-    target.to(accelerator.device)
     with accelerator.main_process_first():
         rows = to_rows(
             answers(recipe, target, tokenizer, identity), tokenizer, recipe.data.max_length, recipe.data.held_out, recipe.seed
@@ -199,5 +199,5 @@ def _environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: 
 
 def _bytes(draft: CutDraft) -> int:
     """About what one checkpoint takes: the saved draft with an embedding and a head, the weights and two moments."""
-    outer = 2 * draft.head.linear.weight.numel()
+    outer = 2 * int(draft.head.linear.weight.numel())
     return 4 * (outer + 4 * sum(one.numel() for one in draft.parameters()))

@@ -7,21 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
-from draftsmith.specdec.models import compatible, load, pick
-from transformers import PreTrainedModel
+from draftsmith.specdec.models import compatible, load, output_rows, pick
 
 __all__ = ["DRAFTERS", "Drafter", "EarlyExitDrafter", "ModelDrafter", "NgramDrafter", "Outcome", "Proposal", "load_drafter"]
 
 
 def _model(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> Drafter:
-    draft, own = load(folder)
+    draft, own = load(folder, target.dtype, target.device)
     if tokenizer is not None:
-        compatible(tokenizer, own, target_rows=_rows(target), draft_rows=_rows(draft)).raise_if_not()
-    return ModelDrafter(draft.to(target.device), vocab_size=_rows(target))
+        compatible(tokenizer, own, target_rows=output_rows(target), draft_rows=output_rows(draft)).raise_if_not()
+    return ModelDrafter(draft, vocab_size=output_rows(target))
 
 
 def _ngram(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> Drafter:
@@ -53,10 +54,6 @@ def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = Non
             return _early_exit("", {"layer": int(number)}, target, tokenizer)
         return _ngram("", {"longest": int(number)} if number else {}, target, tokenizer)
     described = Path(name) / "drafter.json"
-    about = json.loads(described.read_text()) if described.is_file() else {"kind": "model"}
+    about: dict[str, Any] = json.loads(described.read_text()) if described.is_file() else {"kind": "model"}
     build = pick(DRAFTERS, about["kind"], f"the kind of drafter in {described}")
     return build(str(name), about.get("settings", {}), target, tokenizer)
-
-
-def _rows(model: PreTrainedModel) -> int:
-    return model.get_output_embeddings().weight.shape[0]

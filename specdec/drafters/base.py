@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from draftsmith.specdec.sampling import Generator, Sampling
 from torch import Tensor
+
+from draftsmith.specdec.sampling import Generator, Sampling
 
 
 class Proposal(NamedTuple):

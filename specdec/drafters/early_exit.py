@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 
-from draftsmith.specdec.drafters.model import ModelDrafter
-from draftsmith.specdec.models import blocks
 from torch import nn
 from transformers import PreTrainedModel
+
+from draftsmith.specdec.drafters.model import ModelDrafter
+from draftsmith.specdec.models import blocks, output_rows
 
 
 def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None) -> PreTrainedModel:
@@ -37,7 +38,7 @@ class EarlyExitDrafter(ModelDrafter):
     """Drafts with the first `layer` layers of the target and its own norm and head (or `head`), in a cache of its own."""
 
     def __init__(self, target: PreTrainedModel, layer: int, head: nn.Module | None = None) -> None:
-        super().__init__(exit_view(target, layer, head), vocab_size=target.get_output_embeddings().weight.shape[0])
+        super().__init__(exit_view(target, layer, head), vocab_size=output_rows(target))
         self.layer = layer
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Outcome, Proposal
 from draftsmith.specdec.sampling import Generator, Sampling, draw, to_probs, uniform
-from torch import Tensor
-from transformers import PreTrainedModel
 
 
 class ModelDrafter:
@@ -22,7 +25,8 @@ class ModelDrafter:
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        self._known = model.get_input_embeddings().weight.shape[0]
+        embedding: Any = model.get_input_embeddings()
+        self._known = int(embedding.weight.shape[0])
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         device = self.model.device

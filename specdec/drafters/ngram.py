@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from draftsmith.specdec.drafters.base import Outcome, Proposal
 from draftsmith.specdec.sampling import Generator, Sampling
-from torch import Tensor
 
 
 class NgramDrafter:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from draftsmith.distill import LOSSES, Batch, CutDraft, DistillDraft, acceptance, collate, cut
 from draftsmith.distill.warm_start import ridge
 from draftsmith.specdec import EarlyExitDrafter, ModelDrafter, generate
 from tiny import FAMILIES, noisy, tiny
-from transformers import AutoModelForCausalLM
 
 ROWS = [([5, 9, 11, 4, 2], 3), ([7, 8, 2], 1), ([3, 3, 20, 21, 22, 23, 24, 2], 6)]
 

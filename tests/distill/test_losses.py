@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from draftsmith.distill import LOSSES, acceptance
 from torch import Tensor
+
+from draftsmith.distill import LOSSES, acceptance
 
 REFERENCE = {
     "forward_kl": lambda p, q: (p * (p / q).log()).sum(-1),

@@ -6,10 +6,11 @@ import random
 
 import pytest
 import torch
+from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM
+
 from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
 from draftsmith.specdec.cache import CachedLM
 from tiny import FAMILIES, tiny
-from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
+
 from draftsmith.specdec import EarlyExitDrafter, ModelDrafter, NgramDrafter, Outcome, Proposal, Sampling, generate
 from tiny import FAMILIES, noisy, plain_greedy, tiny
-from torch import Tensor
 
 PROMPTS = [[5, 9, 11, 4, 8], [7], [3, 3, 20, 21, 22, 23, 24, 25]]
 TARGET = tiny("llama")

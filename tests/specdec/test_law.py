@@ -7,12 +7,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-import draftsmith.specdec.drafters.model  # noqa: F401
 import pytest
 import torch
+from torch import Tensor
+
+import draftsmith.specdec.drafters.model  # noqa: F401
 from draftsmith.specdec import ModelDrafter, Outcome, Proposal, Sampling, generate, to_probs
 from tiny import ScriptedLM
-from torch import Tensor
 
 MODULES = ("draftsmith.specdec.verify", "draftsmith.specdec.drafters.model")
 

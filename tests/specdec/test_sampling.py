@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from draftsmith.specdec.sampling import Sampling, draw, flip, to_probs, uniform
 
 

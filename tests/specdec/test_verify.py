@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from draftsmith.specdec.verify import VERIFY, verify, verify_block
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+
 from draftsmith.distill import CutDraft, DistillDraft, Loss, collate
 from draftsmith.recipes.schema import Train
 from draftsmith.train.data import Plan, micro_batches, to_rows

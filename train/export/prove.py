@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from typing import Any
 
 import torch
-from draftsmith.specdec.models import chat_ids, load, load_tokenizer, quiet
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftsmith.specdec.models import chat_ids, load, load_tokenizer, output_rows, quiet
 
 QUESTIONS = ("Write a line of Python that prints hello.", "What is the capital of France?")
 TOKENS = 24
@@ -18,7 +20,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     """A hash of the logits on a fixed text; equal only where weights and their use are equal to the bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the order of a sum may hang on the number of threads
-    ids = torch.arange(3, 3 + 16).remainder(model.get_input_embeddings().weight.shape[0])[None]
+    ids = torch.arange(3, 3 + 16).remainder(output_rows(model))[None]
     with torch.no_grad():
         logits = model.eval()(input_ids=ids, use_cache=False).logits.float()
     torch.set_num_threads(threads)
@@ -28,7 +30,8 @@ def fingerprint(model: PreTrainedModel) -> str:
 def prove(folder: str, target_name: str) -> dict[str, object]:
     """Fingerprint of the reloaded draft, and how many greedy answers stay the target's with it as `assistant_model`."""
     with quiet():
-        draft, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    draft, report = loaded
     wrong = {
         what: sorted(keys)
         for what, keys in report.items()
@@ -37,12 +40,13 @@ def prove(folder: str, target_name: str) -> dict[str, object]:
     if wrong:
         raise SystemExit(f"{folder} does not load strictly: {wrong}")
     own, target = load_tokenizer(folder), load(target_name).model
+    write: Any = target.generate
     equal = 0
     for question in QUESTIONS:
         ids = torch.tensor([chat_ids(own, [{"role": "user", "content": question}])])
-        settings = {"max_new_tokens": TOKENS, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False, "attention_mask": torch.ones_like(ids)}
         with quiet():
-            alone, helped = target.generate(ids, **settings), target.generate(ids, assistant_model=draft, **settings)
+            alone, helped = write(ids, **settings), write(ids, assistant_model=draft, **settings)
         equal += torch.equal(alone, helped)
     return {"fingerprint": fingerprint(draft), "equal": equal, "compared": len(QUESTIONS), "tokens": TOKENS}
 

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoModelForCausalLM
+
 from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import whole_folder
-from draftsmith.specdec.models import load_tokenizer, quiet
+from draftsmith.specdec.models import load_tokenizer, output_rows, quiet
 from draftsmith.train.export.card import card
 from draftsmith.train.export.prove import fingerprint
-from transformers import AutoModelForCausalLM
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
@@ -25,9 +26,9 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     with quiet():
         draft = AutoModelForCausalLM.from_pretrained(source)
     tokenizer = load_tokenizer(recipe.target.model)
-    if draft.get_output_embeddings().weight.shape[0] < len(tokenizer):
+    if output_rows(draft) < len(tokenizer):
         raise ValueError(
-            f"the draft has {draft.get_output_embeddings().weight.shape[0]} output rows for {len(tokenizer)} tokens; engines would abort on the rest"
+            f"the draft has {output_rows(draft)} output rows for {len(tokenizer)} tokens; engines would abort on the rest"
         )
     draft.generation_config.eos_token_id = tokenizer.eos_token_id
     draft.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
