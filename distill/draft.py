@@ -5,18 +5,26 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.head import Head, check_head, last_hidden, scored_loss
+from draftsmith.distill.head import Head, check_head, judged, last_hidden, scored_loss
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.teacher import LiveTeacher, Teacher
 from draftsmith.specdec.models import blocks, pick, quiet
+
+
+class Origin(NamedTuple):
+    """Where a draft comes from, to be written beside it: its target's name and revision, and the tokenizer of both."""
+
+    target: str
+    revision: str
+    tokenizer: Any
 
 
 def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:
@@ -122,11 +130,17 @@ class WholeDraft(nn.Module):
 
 
 class DistillDraft:
-    """Teach a draft the target's laws at the scored positions: `loss` is a weighted sum over `LOSSES`."""
+    """Teach a draft the target's laws at the scored positions: `loss` is a weighted sum over `LOSSES`.
+
+    `support` (sorted ids, for a draft whose head is frozen) makes the losses compare the two laws given that the token
+    is one of these ids. It cuts the cost of the head, which is most of a step, by its share of the vocabulary; ids
+    outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, for 64 positions
+    of a batch then. In eval mode everything is whole.
+    """
 
     def __init__(
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
-        loss: dict[str, float] | str = "forward_kl", chunk: int = 128,
+        loss: dict[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
     ) -> None:  # fmt: skip
         self.weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in self.weights:
@@ -135,20 +149,35 @@ class DistillDraft:
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
         self.chunk = chunk
-        rows = [head.rows for head in (self.draft.head, self.teacher.head)]
+        self.origin = origin
+        self._heads = (self.draft.head, self.teacher.head)
+        rows = [head.rows for head in self._heads]
         if rows[0] != rows[1]:
             raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
+        self._learned = [one for one in self.draft.head.parameters() if one.requires_grad]
+        if support is not None and self._learned:
+            raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
+        self._narrow = None if support is None else (self.draft.head.over(support), self.teacher.head.over(support))
 
     def loss(self, batch: Batch) -> Loss:
         hidden = self.trainable(*self.draft.inputs(batch))
-        return scored_loss(hidden, self.teacher.hidden(batch), self.draft.head, self.teacher.head, self.weights, self.chunk)
+        target = self.teacher.hidden(batch)
+        narrow = self._narrow if self.trainable.training else None
+        total = scored_loss(hidden, target, narrow or self._heads, self.weights, self.chunk, self._learned)
+        metrics = judged(hidden, target, self._heads, self.chunk, 64 if narrow else None)
+        return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
 
     def save(self, folder: Path) -> None:
         """A plain transformers folder plus drafter.json."""
-        save_draft(self.draft.whole(), folder)
+        save_draft(self.draft.whole(), folder, self.origin)
 
 
-def save_draft(model: PreTrainedModel, folder: Path) -> None:
+def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None) -> None:
+    """A plain transformers folder (with the target's tokenizer, where the origin is known) plus drafter.json."""
     with quiet():
         model.save_pretrained(folder)
-    (folder / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}) + "\n")
+    about: dict[str, Any] = {"kind": "model", "settings": {}}
+    if origin is not None:
+        origin.tokenizer.save_pretrained(folder)
+        about |= {"target": origin.target, "revision": origin.revision}
+    (folder / "drafter.json").write_text(json.dumps(about) + "\n")

@@ -11,7 +11,10 @@ from draftsmith.distill.batch import Batch
 
 
 class Loss(NamedTuple):
-    """`total` and every metric are SUMS over scored tokens; the loop divides once, by the global count `metrics["scored"]`."""
+    """SUMS: `total` over the `metrics["scored"]` tokens, acceptance and agreement over the `metrics["judged"]` ones among them.
+
+    The loop divides, once, by the global counts.
+    """
 
     total: Tensor
     metrics: dict[str, Tensor]

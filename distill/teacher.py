@@ -30,21 +30,3 @@ class LiveTeacher:
     @torch.no_grad()
     def hidden(self, batch: Batch) -> Tensor:
         return last_hidden(self.target, batch.ids.to(self.target.device))[batch.scored.to(self.target.device)]
-
-
-class Remembering:
-    """A teacher that keeps what it said of `batches`, which are asked again and again: [N, H] each, on their device."""
-
-    def __init__(self, teacher: Teacher, batches: list[Batch]) -> None:
-        self.head = teacher.head
-        self._teacher = teacher
-        self._kept: dict[int, Tensor] = {}
-        self._known = {id(batch.ids): batch for batch in batches}
-
-    def hidden(self, batch: Batch) -> Tensor:
-        key = id(batch.ids)
-        if key not in self._known:
-            return self._teacher.hidden(batch)
-        if key not in self._kept:
-            self._kept[key] = self._teacher.hidden(batch)
-        return self._kept[key]

@@ -38,7 +38,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     arms = [Arm(name, load_drafter(place, target, tokenizer), one.k) for (name, one), place in zip(named, places, strict=True)]
     how = Sampling(**settings.sampling.model_dump())
     answers = sum(len(prompt.turns) for prompt in prompts)
-    progress = Progress("measuring", answers, unit="answer")
+    progress = Progress("measuring", answers, unit="answers")
     measured: list[Measurement] = []
     for done, some in enumerate(measure(target, tokenizer, prompts, arms, how, settings.max_new_tokens, settings.seed), 1):
         measured += some

@@ -40,11 +40,18 @@ def whole_folder(folder: Path, needs: int = 0) -> Iterator[Path]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that a reader finds the old one or the new one, never a part."""
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write; it takes the name `path` only when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.writing")
     with _disk_errors(path):
         try:
-            beside.write_text(text, encoding="utf-8")
+            yield beside
             _sync(beside)
             beside.replace(path)
             _sync(path.parent)

@@ -9,7 +9,7 @@ import time
 class Progress:
     """Says how far a long work is and when it will end, from the pace since the first step (steps found done are not counted)."""
 
-    def __init__(self, what: str, total: int, unit: str = "step", every_seconds: float = 10.0, quiet: bool = False) -> None:
+    def __init__(self, what: str, total: int, unit: str = "steps", every_seconds: float = 10.0, quiet: bool = False) -> None:
         self._what, self._total, self._unit, self._every, self._quiet = what, total, unit, every_seconds, quiet
         self._live = sys.stderr.isatty()
         self._first: tuple[int, float] | None = None
@@ -26,12 +26,12 @@ class Progress:
         self._said = now
         done, since = number - self._first[0], now - self._first[1]
         left = f", {_clock(since / done * (self._total - number))} left" if done > 0 else ""
-        self._say(f"{self._what}: {self._unit} {number}/{self._total}{left}{'; ' + note if note else ''}")
+        self._say(f"{self._what}: {number}/{self._total} {self._unit}{left}{'; ' + note if note else ''}")
 
     def done(self, note: str = "") -> None:
         if not self._quiet:
             self._say(
-                f"{self._what}: {self._total} {self._unit}s in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}"
+                f"{self._what}: {self._total} {self._unit} in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}"
             )
             if self._live:
                 print(file=sys.stderr)

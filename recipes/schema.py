@@ -45,6 +45,7 @@ class Data(_Closed):
     batch_size: Positive = Field(24, description="prompts answered together")
     sampling: SamplingSettings = SamplingSettings()
     max_length: Positive = Field(1024, description="longer rows are left out and counted, never cut")
+    rows: Annotated[int, Field(ge=0)] = Field(0, description="answers to train on, drawn by the seed; 0 takes all")
     held_out: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="share of the rows kept for held-out acceptance")
 
 
@@ -68,6 +69,10 @@ class Train(_Closed):
     clip: Annotated[float, Field(gt=0)] = 1.0
     loss: dict[str, Annotated[float, Field(gt=0)]] = {"forward_kl": 1.0}
     chunk: Positive = Field(128, description="scored positions whose logits exist at one time")
+    teacher: Literal["live", "stored"] = Field(
+        "live", description="stored: the target's final states are kept in the run folder, for several epochs"
+    )
+    support: Literal["all", "answers"] = Field("all", description="answers: the losses see the ids that occur in the answers only")
     precision: Literal["no", "bf16"] = "no"
     evaluate_every: Positive = 50
     save_every: Positive = 50

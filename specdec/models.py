@@ -39,20 +39,30 @@ def load(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str
     `name`: a hub id, a folder, a `.gguf` file (dequantised once into a cached folder), or `package:NAME/FILE`, a file
     inside an installed package, which is found without importing it. Code from a checkpoint is never run.
     """
-    folder = resolve(name)
-    with quiet():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(dtype))
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(name)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{name}: the tokenizer names no EOS, so no answer could end; set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from ids, so pad may be eos
-    return Loaded(model.eval().to(device), tokenizer)
+    return Loaded(load_model(name, dtype, device), tokenizer)
+
+
+def load_model(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str | torch.device = "cpu") -> PreTrainedModel:
+    """The model alone, in eval mode; for a name see `load`."""
+    with quiet():
+        model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=_dtype(dtype))
+    return model.eval().to(device)
 
 
 def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer alone; for a name see `load`."""
+    folder = resolve(name)
+    if Path(folder).is_dir() and not any(
+        (Path(folder) / one).is_file() for one in ("tokenizer.json", "tokenizer.model", "vocab.json")
+    ):
+        raise FileNotFoundError(f"{name} holds no tokenizer; copy the files of its target's tokenizer (tokenizer.json ...) into it")
     with quiet():
-        return AutoTokenizer.from_pretrained(resolve(name))
+        return AutoTokenizer.from_pretrained(folder)
 
 
 def resolve(name: str | Path) -> str:

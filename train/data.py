@@ -19,8 +19,11 @@ class Rows(NamedTuple):
     left_out: dict[str, int]
 
 
-def to_rows(answers: list[dict[str, Any]], tokenizer: Any, max_length: int, held_out: float, seed: int) -> Rows:
-    """Each answer after its rendered chat; the very ids that the target said, EOS included where it came."""
+def to_rows(answers: list[dict[str, Any]], tokenizer: Any, max_length: int, held_out: float, seed: int, most: int = 0) -> Rows:
+    """Each answer after its rendered chat; the very ids that the target said, EOS included where it came.
+
+    Rows come in an order shuffled by `seed`, so that the first of them are a fair sample; `most` keeps that many (0: all).
+    """
     prompts = sorted({row["prompt"] for row in answers})
     kept_back = set(random.Random(f"held out {seed}").sample(prompts, max(1, round(held_out * len(prompts)))))
     train: list[Example] = []
@@ -38,6 +41,10 @@ def to_rows(answers: list[dict[str, Any]], tokenizer: Any, max_length: int, held
         raise ValueError(
             f"{len(answers)} answers leave {len(train)} rows to train on and {len(held)} held out; left out: {left_out}"
         )
+    random.Random(f"order {seed}").shuffle(train)
+    if most:
+        left_out["over data.rows"] = max(0, len(train) - most)
+        train = train[:most]
     return Rows(train, held, left_out)
 
 

@@ -16,7 +16,7 @@ from draftsmith.recipes.schema import Train
 
 
 class Record(NamedTuple):
-    """What one step showed; loss, acceptance and agreement are means over its scored tokens on all processes."""
+    """What one step showed on all processes: the mean loss of its scored tokens, acceptance and agreement of those judged."""
 
     step: int
     loss: float
@@ -57,7 +57,7 @@ def train(
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         speed = scored / (time.perf_counter() - clock)
-        means = {name: sums[name] / max(scored, 1) for name in ("acceptance", "agreement")}
+        means = {name: sums[name] / max(sums["judged"], 1) for name in ("acceptance", "agreement")}
         after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed))
 
 
@@ -96,9 +96,10 @@ def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerato
         for name, value in {"loss": loss.total, **loss.metrics}.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     objective.trainable.train()
-    names = ("loss", "acceptance", "agreement", "scored")
+    names = ("loss", "acceptance", "agreement", "judged", "scored")
     totals = accelerator.reduce(torch.tensor([sums.get(name, 0.0) for name in names], dtype=torch.float64), "sum").tolist()
-    return {name: value / max(totals[-1], 1) for name, value in zip(names[:-1], totals[:-1], strict=True)} | {"scored": totals[-1]}
+    scored = totals[-1]  # in eval mode every scored token is judged
+    return {name: value / max(scored, 1) for name, value in zip(names[:3], totals[:3], strict=True)} | {"scored": scored}
 
 
 def learning_rate(step: int, steps: int, settings: Train) -> float:

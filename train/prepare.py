@@ -41,7 +41,7 @@ def prepare(path: Path, about: Row, data: Data, prompts: list[Prompt], target: P
     partial = path.with_name(path.name + ".partial")
     done = _resume(partial, about)
     batches = _batches(prompts, data.batch_size)
-    progress = Progress("answering", len(batches), unit="batch")
+    progress = Progress("answering", len(batches), unit="batches")
     started = time.perf_counter()
     for number, batch in enumerate(batches):
         progress.at(number, f"{sum(len(rows) for rows in done.values())} answers")

@@ -15,8 +15,7 @@ import yaml
 from accelerate import Accelerator
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
-from draftsmith.distill.draft import save_draft
-from draftsmith.distill.teacher import Remembering
+from draftsmith.distill.draft import Origin
 from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, whole_folder, write_whole
@@ -28,6 +27,7 @@ from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import make_accelerator
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.prepare import manifest, prepare, read_answers
+from draftsmith.train.states import StoredTeacher
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
 
@@ -77,22 +77,28 @@ def run_training(recipe: Recipe) -> Path:
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     identity = revision(recipe.target.model)
     with accelerator.main_process_first():
+        data = recipe.data
         rows = to_rows(
-            answers(recipe, target, tokenizer, identity), tokenizer, recipe.data.max_length, recipe.data.held_out, recipe.seed
+            answers(recipe, target, tokenizer, identity), tokenizer, data.max_length, data.held_out, recipe.seed, data.rows
         )
     plan = Plan(rows.train, settings.batch_size * settings.accumulate * accelerator.num_processes, settings.epochs, recipe.seed)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
-    teacher = Remembering(LiveTeacher(target), held_out)
     draft = CutDraft(target, recipe.draft.layers)
     size = _bytes(draft)
     room_for(folder, (settings.keep + 2) * size, folder / "step-N")
-    objective = DistillDraft(draft, teacher, settings.loss, settings.chunk)
+    live = LiveTeacher(target)
+    kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
+    teacher = StoredTeacher(live, folder / "teacher", kept, identity, accelerator)
+    support = _support(rows) if settings.support == "answers" else None
+    objective = DistillDraft(
+        draft, teacher, settings.loss, settings.chunk, support, Origin(recipe.target.model, identity, tokenizer)
+    )
     optimizer = torch.optim.AdamW(
         draft.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
     if not runs.steps(folder):
-        _start(recipe, folder, draft, teacher, rows, held_out, accelerator)
+        _start(recipe, folder, objective, rows, held_out, accelerator)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     start = checkpoint.resume(folder, accelerator)
     if accelerator.is_main_process:
@@ -129,12 +135,17 @@ def run_training(recipe: Recipe) -> Path:
 
 
 def _start(
-    recipe: Recipe, folder: Path, draft: CutDraft, teacher: Remembering, rows: Rows, held_out: list[Batch], accelerator: Accelerator
+    recipe: Recipe,
+    folder: Path,
+    objective: DistillDraft,
+    rows: Rows,
+    held_out: list[Batch],
+    accelerator: Accelerator,
 ) -> None:
     """The draft before any gradient: as it was cut, then (unless the recipe says none) with the ridge map. Both are kept."""
     if accelerator.is_main_process:
         with whole_folder(folder / "start" / "untrained") as beside:
-            save_draft(draft.whole(), beside)
+            objective.save(beside)
     if recipe.draft.warm_start == "none":
         return
     some, tokens = [], 0
@@ -143,14 +154,19 @@ def _start(
         tokens += len(row[0]) - row[1]
         if tokens >= recipe.draft.warm_start_tokens:
             break
-    progress = Progress("warm start", len(some), unit="row", quiet=not accelerator.is_main_process)
+    progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
     batches = (collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8))
-    fit = ridge(draft, teacher, batches, held_out)
+    fit = ridge(objective.draft, objective.teacher, batches, held_out)
     progress.done(f"ridge over {fit.tokens} tokens: held-out acceptance {fit.before:.3f} -> {fit.acceptance:.3f}")
     if accelerator.is_main_process:
         with whole_folder(folder / "start" / "warm") as beside:
-            save_draft(draft.whole(), beside)
+            objective.save(beside)
             (beside / "fit.json").write_text(json.dumps(fit._asdict(), indent=1) + "\n")
+
+
+def _support(rows: Rows) -> torch.Tensor:
+    """The ids that the answers hold, sorted: [S]."""
+    return torch.tensor(sorted({token for ids, prompt in rows.train for token in ids[prompt:]}))
 
 
 class _Log:

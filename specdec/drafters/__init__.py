@@ -13,15 +13,15 @@ from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
-from draftsmith.specdec.models import compatible, load, output_rows, pick
+from draftsmith.specdec.models import compatible, load_model, load_tokenizer, output_rows, pick
 
 __all__ = ["DRAFTERS", "Drafter", "EarlyExitDrafter", "ModelDrafter", "NgramDrafter", "Outcome", "Proposal", "load_drafter"]
 
 
 def _model(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> Drafter:
-    draft, own = load(folder, target.dtype, target.device)
+    draft = load_model(folder, target.dtype, target.device)
     if tokenizer is not None:
-        compatible(tokenizer, own, target_rows=output_rows(target), draft_rows=output_rows(draft)).raise_if_not()
+        compatible(tokenizer, load_tokenizer(folder), target_rows=output_rows(target), draft_rows=output_rows(draft)).raise_if_not()
     return ModelDrafter(draft, vocab_size=output_rows(target))
 
 

@@ -1,0 +1,92 @@
+"""A whole run in small: a tiny target with a tokenizer, prompts and a recipe, on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tiny import tiny_folder
+
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "islet",
+    "jetty",
+    "kelp",
+    "lagoon",
+    "mango",
+    "nectar",
+    "otter",
+    "pearl",
+    "quartz",
+    "raven",
+    "sedge",
+    "tulip",
+]
+
+
+def write_run(place: Path, prompts: int = 24, **changes: object) -> Path:
+    """Everything that `draftsmith run` needs -> the recipe's path; `changes` replace whole sections."""
+    tiny_folder(place / "target")
+    lines = [
+        {
+            "id": f"p{i}",
+            "category": ("odd", "even")[i % 2],
+            "prompt": f"{WORDS[i % 20]} {WORDS[(i * 7) % 20]} {WORDS[(i * 3) % 20]} {i}",
+        }
+        for i in range(prompts)
+    ]
+    for name, some in (
+        ("train", lines),
+        ("eval", [{**line, "id": f"e{line['id']}", "prompt": line["prompt"][::-1]} for line in lines[:4]]),
+    ):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in some))
+    recipe = {
+        "name": "small", "seed": 3, "runs": str(place / "runs"), "target": {"model": str(place / "target")},
+        "data": {"prompts": str(place / "train.jsonl"), "max_new_tokens": 24, "batch_size": 4, "held_out": 0.2},
+        "draft": {"layers": [0, 1], "warm_start_tokens": 200},
+        "train": {"epochs": 4, "batch_size": 3, "learning_rate": 1e-3, "evaluate_every": 4, "save_every": 4, "threads": 1},
+        "eval": {
+            "prompts": str(place / "eval.jsonl"), "max_new_tokens": 12, "bootstrap": 200,
+            "candidates": [{"drafter": "ngram", "k": 3}] + [{"drafter": f"run:{one}", "k": 2} for one in ("untrained", "warm", "best")],
+        },
+    }  # fmt: skip
+    path = place / "small.yaml"
+    path.write_text(json.dumps({**recipe, **changes}))  # json is yaml
+    return path
+
+
+def draftsmith(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=300)
+
+
+def kill_when(ready: Callable[[], bool], *words: str | Path) -> None:
+    """Start the command and SIGKILL it as soon as `ready`; it must not have ended before."""
+    process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    deadline = time.monotonic() + 240
+    while not ready():
+        assert process.poll() is None, "the command ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "draftsmith.cli", *map(str, words)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

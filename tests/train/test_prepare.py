@@ -1,0 +1,68 @@
+"""Answers: made in batches, resumed after a kill with the same bytes, refused where they belong to another target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import draftsmith, kill_when, write_run
+
+from draftsmith.recipes import load_recipe, read_prompts
+from draftsmith.specdec.models import chat_ids, load, revision
+from draftsmith.train.prepare import manifest, prepare, read_answers
+from tiny import plain_greedy
+
+
+def test_answers_are_the_targets_own_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = load_recipe(write_run(tmp_path, prompts=6))
+    target, tokenizer = load(recipe.target.model)
+    prompts = read_prompts(recipe.data.prompts)
+    prompts[0] = prompts[0]._replace(turns=["first", "second"])
+    about = manifest(recipe.data, prompts, "t", revision(recipe.target.model), tokenizer, 0)
+    rows = prepare(tmp_path / "a.jsonl", about, recipe.data, prompts, target, tokenizer)
+    assert [(row["prompt"], row["turn"]) for row in rows] == [("p0", 0), ("p0", 1), *((f"p{i}", 0) for i in range(1, 6))]
+    assert rows[1]["messages"][1] == {"role": "assistant", "content": rows[0]["answer"]}
+    for row in rows:
+        assert row["answer_ids"] == plain_greedy(target, chat_ids(tokenizer, row["messages"]), 24, frozenset([2]))
+        assert row["finished"] == (row["answer_ids"][-1] == 2)
+    told = json.loads((tmp_path / "a.jsonl.json").read_text())
+    assert told["finished"] + told["cut_off"] == told["answers"] == 7
+    assert f"{told['cut_off']} were cut off at 24" in capsys.readouterr().out
+    assert read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer) == rows
+    with pytest.raises(ValueError, match="A draft learns what its own target says"):
+        read_answers(tmp_path / "a.jsonl", "sha256:other", tokenizer)
+    tokenizer.chat_template += " "
+    with pytest.raises(ValueError, match="chat_template"):
+        read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer)
+    (tmp_path / "a.jsonl.json").unlink()
+    with pytest.raises(FileNotFoundError, match="nothing says which target"):
+        read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer)
+
+
+def test_killed_and_repeated_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    recipe = write_run(tmp_path)
+    undisturbed, killed = tmp_path / "undisturbed.jsonl", tmp_path / "killed.jsonl"
+    assert draftsmith("prepare", recipe, "--out", undisturbed).returncode == 0
+    partial = killed.with_name(killed.name + ".partial")
+    for batches in (1, 3):  # two kills, each in the middle of a batch
+        kill_when(
+            lambda batches=batches: partial.is_file() and partial.read_bytes().count(b"\n") > batches,
+            "prepare",
+            recipe,
+            "--out",
+            killed,
+        )
+        assert not killed.exists()
+    partial.write_bytes(partial.read_bytes() + b'{"batch": 5, "rows": [{"promp')  # what a kill in a write leaves
+    other = draftsmith("prepare", recipe, "--out", killed, "data.max_new_tokens=25")
+    assert other.returncode == 2
+    assert "another max_new_tokens" in other.stderr
+    done = draftsmith("prepare", recipe, "--out", killed)
+    assert done.returncode == 0, done.stderr
+    assert killed.read_bytes() == undisturbed.read_bytes()
+    assert killed.with_name(killed.name + ".json").read_bytes() == undisturbed.with_name(undisturbed.name + ".json").read_bytes()
+    assert not partial.exists()
+    again = draftsmith("prepare", recipe, "--out", killed)
+    assert again.returncode == 2
+    assert "exists" in again.stderr

@@ -1,0 +1,125 @@
+"""A training run on disk: complete, resumed bit for bit after kills, refused where the folder holds another run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import draftsmith, kill_when, write_run
+from safetensors.torch import load_file
+
+from draftsmith.recipes import load_recipe, runs
+from draftsmith.specdec import load
+from draftsmith.specdec.models import revision
+from draftsmith.train.data import to_rows
+from draftsmith.train.prepare import read_answers
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests that change its folder copy it first."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    recipe = write_run(place)
+    done = draftsmith("train", recipe)
+    assert done.returncode == 0, done.stderr
+    assert "1 process on cpu" in done.stdout
+    assert "held-out acceptance" in done.stdout
+    return place
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    last = runs.steps(run)[-1]
+    return {name: one.numpy().tobytes() for name, one in load_file(last / "draft" / "model.safetensors").items()}
+
+
+def test_the_run_folder_explains_itself(undisturbed: Path) -> None:
+    run = undisturbed / "runs" / "small"
+    recipe = load_recipe(run / "recipe.yaml")
+    assert recipe.name == "small"
+    about = json.loads((run / "environment.json").read_text())
+    assert about["target_revision"] == revision(undisturbed / "target")
+    assert about["versions"]["torch"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, steps[-1]["step"] + 1))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert {"acceptance", "agreement", "grad_norm", "learning_rate", "scored", "tokens_per_second"} <= steps[0].keys()
+    held_out = [line["held_out"]["acceptance"] for line in lines if "held_out" in line]
+    best = json.loads((run / "best.json").read_text())
+    assert best["held_out"]["acceptance"] == max(held_out)
+    assert len(runs.steps(run)) <= recipe.train.keep + 1
+    fit = json.loads((run / "start" / "warm" / "fit.json").read_text())
+    assert fit["acceptance"] > fit["before"]
+    for which in runs.NAMED:
+        folder = runs.find_draft(run, which)
+        assert load(undisturbed / "target").tokenizer is not None
+        assert (folder / "model.safetensors").is_file()
+        assert json.loads((folder / "drafter.json").read_text())["kind"] == "model"
+
+
+def test_every_scored_token_is_an_answers_own_eos_included(undisturbed: Path) -> None:
+    run = undisturbed / "runs" / "small"
+    tokenizer = load(undisturbed / "target").tokenizer
+    answers = read_answers(run / "answers.jsonl", revision(undisturbed / "target"), tokenizer)
+    rows = to_rows(answers, tokenizer, 1024, 0.2, 3)
+    assert sorted(ids[prompt:] for ids, prompt in [*rows.train, *rows.held_out]) == sorted(row["answer_ids"] for row in answers)
+    assert any(row["finished"] for row in answers), "the tiny target must say EOS sometimes, or nothing is tested"
+
+
+def test_killed_twice_it_ends_with_the_same_bits(undisturbed: Path, tmp_path: Path) -> None:
+    recipe = write_run(tmp_path)
+    shutil.copytree(undisturbed / "target", tmp_path / "target", dirs_exist_ok=True)
+    run = tmp_path / "runs" / "small"
+    metrics = run / "metrics.jsonl"
+    kill_when(
+        lambda: metrics.is_file() and metrics.read_text().count('"loss"') >= 2, "train", recipe
+    )  # before the first checkpoint
+    kill_when(lambda: bool(runs.steps(run)) and runs.number(runs.steps(run)[-1]) >= 8, "train", recipe)
+    done = draftsmith("train", recipe)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stdout
+    assert weights(run) == weights(undisturbed / "runs" / "small")
+
+    def told(folder: Path) -> list[dict[str, float]]:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+    assert told(run) == told(undisturbed / "runs" / "small"), "no step is recorded twice, and each as it was"
+    assert not list(run.glob(".*"))
+
+
+def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
+    before = weights(undisturbed / "runs" / "small")
+    done = draftsmith("train", undisturbed / "small.yaml")
+    assert done.returncode == 0, done.stderr
+    assert weights(undisturbed / "runs" / "small") == before
+
+
+def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:
+    done = draftsmith("train", undisturbed / "small.yaml", "train.learning_rate=1")
+    assert done.returncode == 2
+    assert "holds a run with another train" in done.stderr
+    assert load_recipe(undisturbed / "runs" / "small" / "recipe.yaml").train.learning_rate == 1e-3
+
+
+def test_without_a_warm_start_the_draft_starts_as_it_was_cut(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    recipe = write_run(tmp_path / "copy")
+    answers = tmp_path / "copy" / "runs" / "small" / "answers.jsonl"
+    done = draftsmith(
+        "train", recipe, "name=cold", "draft.warm_start=none", "train.epochs=1", f"data.answers={answers}", "train.accumulate=2", "train.loss={total_variation: 1}"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "copy" / "runs" / "cold" / "start" / "warm").exists()
+
+
+def test_answers_of_another_target_are_refused(undisturbed: Path, tmp_path: Path) -> None:
+    recipe = write_run(tmp_path)
+    from tiny import tiny_folder
+
+    tiny_folder(tmp_path / "target", seed=9)
+    done = draftsmith("train", recipe, f"data.answers={undisturbed / 'runs' / 'small' / 'answers.jsonl'}")
+    assert done.returncode == 2
+    assert "A draft learns what its own target says" in done.stderr

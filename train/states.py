@@ -1,0 +1,93 @@
+"""The target's final hidden states, kept on disk: the target runs once over each row, however many epochs read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftsmith.distill import Batch, LiveTeacher, collate
+from draftsmith.recipes.files import room_for, whole_file
+from draftsmith.recipes.progress import Progress
+from draftsmith.train.data import Example
+
+ROWS_A_SHARD = 16
+
+
+class StoredTeacher:
+    """A teacher that reads what the target said of `rows` from `folder`, making it first where it is not there.
+
+    A shard is 16 rows of like length, one safetensors file [scored tokens, H] that names the target revision and the
+    rows it is of; another target or other rows are refused. The batches that fill it hang on the rows alone, so the
+    states are the same bits whether or not the making was interrupted. Processes share the making.
+    """
+
+    def __init__(self, teacher: LiveTeacher, folder: Path, rows: list[Example], revision: str, accelerator: Accelerator) -> None:
+        self.head = teacher.head
+        self._teacher = teacher
+        self._where: dict[bytes, tuple[Path, int, int]] = {}
+        self._open: dict[Path, Any] = {}
+        width = teacher.head.linear.weight.shape[1]
+        ordered = sorted(rows, key=lambda row: (len(row[0]), row))
+        shards = [ordered[start : start + ROWS_A_SHARD] for start in range(0, len(ordered), ROWS_A_SHARD)]
+        tokens = sum(len(ids) - prompt for ids, prompt in rows)
+        if accelerator.is_main_process:
+            room_for(folder, tokens * width * 4, folder)
+        accelerator.wait_for_everyone()
+        progress = Progress("listening to the target", len(shards), unit="shards", quiet=not accelerator.is_main_process)
+        for number, shard in enumerate(shards):
+            path = folder / f"states-{number:05}.safetensors"
+            about = {"revision": revision, "rows": hashlib.sha256(json.dumps(shard).encode()).hexdigest()}
+            if number % accelerator.num_processes == accelerator.process_index:
+                self._make(path, about, shard)
+                progress.at(number + 1)
+            at = 0
+            for ids, prompt in shard:
+                self._where[_key(torch.tensor(ids), len(ids) - prompt)] = (path, at, at + len(ids) - prompt)
+                at += len(ids) - prompt
+        accelerator.wait_for_everyone()
+        progress.done(f"{tokens} tokens, {tokens * width * 4 / 1e6:.0f} MB in {folder}")
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """[N, H] as the live target would say it; a batch of rows that are not stored is asked live."""
+        device = batch.ids.device
+        places = []
+        for ids, real, scored in zip(batch.ids.cpu(), batch.real.cpu(), batch.scored.cpu(), strict=True):
+            if not int(scored.sum()):
+                continue
+            place = self._where.get(_key(ids[real], int(scored.sum())))
+            if place is None:
+                return self._teacher.hidden(batch)
+            places.append(place)
+        if not places:
+            return torch.zeros(0, self.head.linear.weight.shape[1], dtype=self.head.linear.weight.dtype, device=device)
+        return torch.cat([self._states(path)[start:end] for path, start, end in places]).to(device)
+
+    def _states(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt")
+        return self._open[path].get_slice("states")
+
+    def _make(self, path: Path, about: dict[str, str], shard: list[Example]) -> None:
+        if path.is_file():
+            with safe_open(path, framework="pt") as found:
+                if found.metadata() != about:
+                    raise ValueError(
+                        f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew"
+                    )
+            return
+        device = self._teacher.target.device
+        states = torch.cat([self._teacher.hidden(collate(shard[at : at + 8]).to(device)) for at in range(0, len(shard), 8)])
+        with whole_file(path) as beside:
+            save_file({"states": states.cpu().contiguous()}, beside, metadata=about)
+
+
+def _key(ids: Tensor, scored: int) -> bytes:
+    return hashlib.blake2b(ids.numpy().tobytes() + scored.to_bytes(4, "big"), digest_size=16).digest()
