@@ -134,7 +134,7 @@ class DistillDraft:
 
     `support` (sorted ids, for a draft whose head is frozen) makes the losses compare the two laws given that the token
     is one of these ids. It cuts the cost of the head, which is most of a step, by its share of the vocabulary; ids
-    outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, for 64 positions
+    outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, for 32 positions
     of a batch then. In eval mode everything is whole.
     """
 
@@ -164,7 +164,7 @@ class DistillDraft:
         target = self.teacher.hidden(batch)
         narrow = self._narrow if self.trainable.training else None
         total = scored_loss(hidden, target, narrow or self._heads, self.weights, self.chunk, self._learned)
-        metrics = judged(hidden, target, self._heads, self.chunk, 64 if narrow else None)
+        metrics = judged(hidden, target, self._heads, self.chunk, 32 if narrow else None)
         return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
 
     def save(self, folder: Path) -> None:

@@ -1,9 +1,13 @@
-"""Progress with an estimate: one live line on a terminal, a plain line now and then elsewhere."""
+"""Progress with an estimate: a live bar on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 
 class Progress:
@@ -11,33 +15,46 @@ class Progress:
 
     def __init__(self, what: str, total: int, unit: str = "steps", every_seconds: float = 10.0, quiet: bool = False) -> None:
         self._what, self._total, self._unit, self._every, self._quiet = what, total, unit, every_seconds, quiet
-        self._live = sys.stderr.isatty()
         self._first: tuple[int, float] | None = None
         self._said = 0.0
         self._started = time.monotonic()
+        self._bar: Bar | None = None
+        console = Console(stderr=True)
+        if console.is_terminal and not quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bar = Bar(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(what, total=total, note="")
+            self._bar.start()
 
     def at(self, number: int, note: str = "") -> None:
         """`number` of `total` are done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=number, note=note)
+            return
         now = time.monotonic()
         if self._first is None:
             self._first = (number, now)
-        if self._quiet or now - self._said < (0.2 if self._live else self._every):
+        if self._quiet or now - self._said < self._every:
             return
         self._said = now
         done, since = number - self._first[0], now - self._first[1]
         left = f", {_clock(since / done * (self._total - number))} left" if done > 0 else ""
-        self._say(f"{self._what}: {number}/{self._total} {self._unit}{left}{'; ' + note if note else ''}")
+        self._say(f"{number}/{self._total} {self._unit}{left}{'; ' + note if note else ''}")
 
     def done(self, note: str = "") -> None:
+        if self._bar is not None:
+            self._bar.stop()
         if not self._quiet:
-            self._say(
-                f"{self._what}: {self._total} {self._unit} in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}"
-            )
-            if self._live:
-                print(file=sys.stderr)
+            self._say(f"{self._total} {self._unit} in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}")
 
     def _say(self, line: str) -> None:
-        print(f"\r\033[K{line}" if self._live else line, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        print(f"{self._what}: {line}", file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

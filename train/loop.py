@@ -44,10 +44,10 @@ def train(
         rate = learning_rate(step, steps, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        sums, norm = gradient(objective, batches(step), accelerator)
+        sums = gradient(objective, batches(step), accelerator)
         loss, scored = sums["loss"] / max(sums["scored"], 1), int(sums["scored"])
         clipped = accelerator.clip_grad_norm_(parameters, settings.clip)
-        norm = float(clipped) if clipped is not None else norm
+        norm = float(clipped if clipped is not None else objective.trainable.get_global_grad_norm())  # DeepSpeed clips by itself
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FloatingPointError(
                 f"step {step + 1}: loss {loss}, gradient norm {norm}. Weights are those of step {step}; lower train.learning_rate "
@@ -61,8 +61,8 @@ def train(
         after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed))
 
 
-def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator) -> tuple[dict[str, float], float]:
-    """Backward through all micro-batches of one step -> (sums over scored tokens on all processes, this process's gradient norm).
+def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator) -> dict[str, float]:
+    """Backward through all micro-batches of one step -> the sums over scored tokens on all processes.
 
     However the rows are split into micro-batches and over processes, the gradient is that of the mean over all their
     scored tokens: a mean of means would weigh a token by the company it keeps.
@@ -81,9 +81,7 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
         for name, value in {"loss": loss.total.detach(), **loss.metrics}.items():
             sums[name] = sums.get(name, torch.zeros((), device=device)) + value.to(device)
     reduced = accelerator.reduce(torch.stack([value.float() for value in sums.values()]), "sum")
-    slopes = [one.grad.float().norm() for one in objective.trainable.parameters() if one.grad is not None]
-    norm = float(torch.stack(slopes).norm()) if slopes else 0.0
-    return dict(zip(sums, map(float, reduced), strict=True)), norm
+    return dict(zip(sums, map(float, reduced), strict=True))
 
 
 @torch.no_grad()

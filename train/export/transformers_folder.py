@@ -34,7 +34,8 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     draft.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     needs = 2 * sum(one.numel() * one.element_size() for one in draft.parameters())
     with whole_folder(place, needs) as beside:
-        draft.save_pretrained(beside)
+        with quiet():
+            draft.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         (beside / "drafter.json").write_text((source / "drafter.json").read_text(encoding="utf-8"), encoding="utf-8")
         proof = _prove(beside, recipe.target.model, fingerprint(draft))

@@ -1,0 +1,70 @@
+"""The stored teacher: says what the live one says, is made once, and refuses what is not its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.train.states import StoredTeacher
+from tiny import tiny
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROWS = [(torch.randint(3, 61, (5 + i % 9,), generator=GENERATOR).tolist(), 1 + i % 4) for i in range(40)]
+
+
+def test_it_says_what_the_live_target_says_in_any_batch(tmp_path: Path) -> None:
+    live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
+    stored = StoredTeacher(live, tmp_path / "teacher", ROWS, "r", accelerator)
+    assert len(list((tmp_path / "teacher").iterdir())) == 3
+    for some in (ROWS[:3], ROWS[39:], ROWS[::7], [ROWS[0], ROWS[0]]):
+        batch = collate(some, pad=2)
+        assert torch.allclose(stored.hidden(batch), live.hidden(batch), atol=1e-5)
+    other = collate([([1, 2, 3, 4], 2)])
+    assert torch.equal(stored.hidden(other), live.hidden(other)), "a row that is not stored is asked live"
+    assert stored.hidden(collate([([5, 6], 2)])).shape == (0, 32)
+
+
+def test_it_is_made_once_and_interrupted_making_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
+    StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    (tmp_path / "one" / "states-00001.safetensors").unlink()
+    StoredTeacher(live, tmp_path / "one", ROWS[::-1], "r", accelerator)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()} == before
+
+    def no(batch: object) -> torch.Tensor:
+        raise AssertionError("the target was asked again")
+
+    monkeypatch.setattr(live, "hidden", no)
+    StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+
+
+def test_states_of_another_target_or_other_rows_are_refused(tmp_path: Path) -> None:
+    live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
+    StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    for rows, revision in ((ROWS, "another"), (ROWS[1:], "r")):
+        with pytest.raises(ValueError, match="another target or of other rows"):
+            StoredTeacher(live, tmp_path / "one", rows, revision, accelerator)
+
+
+def test_a_support_changes_the_loss_and_never_the_figures() -> None:
+    target = tiny()
+    batch = collate(ROWS)
+    support = torch.arange(0, 61, 2)
+    whole, narrow = (DistillDraft(CutDraft(target, [0, 1]), target, support=ids) for ids in (None, support))
+    wide_loss, narrow_loss = whole.loss(batch), narrow.loss(batch)
+    assert abs(float(wide_loss.total.detach() - narrow_loss.total.detach())) > 1e-3
+    assert float(narrow_loss.metrics["judged"]) == 32 < float(narrow_loss.metrics["scored"])
+    whole.trainable.eval(), narrow.trainable.eval()
+    assert torch.allclose(whole.loss(batch).total, narrow.loss(batch).total), "held-out figures are of the whole laws"
+    assert torch.allclose(whole.loss(batch).metrics["acceptance"], narrow.loss(batch).metrics["acceptance"])
+    every = DistillDraft(CutDraft(target, [0, 1]), target, support=torch.arange(61))
+    assert torch.allclose(every.loss(batch).total, wide_loss.total)
+    same = DistillDraft(CutDraft(target, [0, 1, 2]), target, support=support).loss(batch)
+    assert abs(float(same.total.detach())) < 1e-4, "equal laws are equal on any support"
+    with pytest.raises(ValueError, match="head is frozen"):
+        DistillDraft(tiny(seed=1), target, support=support)
