@@ -113,19 +113,19 @@ class ScriptedLM(nn.Module):
 
 
 def tiny_tokenizer(swapped: tuple[int, int] | None = None) -> Any:
-    """Bytes as tokens, a chat template, pad == eos; `swapped` exchanges the tokens of two ids."""
+    """Bytes (and `th`) as tokens, a chat template, pad == eos; `swapped` exchanges the tokens of two ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens = ["<|endoftext|>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
     if swapped:
         a, b = swapped
         tokens[a], tokens[b] = tokens[b], tokens[a]
-    raw = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
+    raw = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("t", "h")], unk_token="<|endoftext|>"))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+        tokenizer_object=raw, unk_token="<|endoftext|>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
     )
     tokenizer.chat_template = "{% for m in messages %}<s>{{ m['role'][0] }}:{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>a:{% endif %}"
     return tokenizer

@@ -44,7 +44,8 @@ class StoredTeacher:
         progress = Progress("listening to the target", len(shards), unit="shards", quiet=not accelerator.is_main_process)
         for number, shard in enumerate(shards):
             path = folder / f"states-{number:05}.safetensors"
-            about = {"revision": revision, "rows": hashlib.sha256(json.dumps(shard).encode()).hexdigest()}
+            # One key: safetensors writes several in an order that changes from one process to the next.
+            about = {"of": f"{revision} {hashlib.sha256(json.dumps(shard).encode()).hexdigest()}"}
             if number % accelerator.num_processes == accelerator.process_index:
                 self._make(path, about, shard)
                 progress.at(number + 1)
