@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -74,7 +75,7 @@ def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompt
             "device": torch.cuda.get_device_name() if target.device.type == "cuda" else _processor(), "threads": torch.get_num_threads(),
             "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed,
             "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
-            "all_prompts_command": f"draftsmith eval {recipe.name} eval.per_kind=0",
+            "all_prompts_command": f"{_program()} eval {recipe.folder / 'recipe.yaml'} eval.per_kind=0",
             "versions": {name: metadata.version(name) for name in ("draftsmith", "torch", "transformers")},
         },
         "definitions": report.DEFINITIONS,
@@ -83,6 +84,11 @@ def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompt
         },
         "measurements": [asdict(m) for m in measured],
     }  # fmt: skip
+
+
+def _program() -> str:
+    """How the reader called this program, so that what is printed can be pasted."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "draftsmith" else "draftsmith"
 
 
 def _processor() -> str:

@@ -20,15 +20,18 @@ class Prompt(NamedTuple):
 
 
 def read_prompts(name: str) -> list[Prompt]:
-    """Prompts of a JSONL file, or of a `datasets` name where a hub is reachable.
+    """Prompts of a JSONL file, of a folder that `datasets` loads, or of a data set's name where a hub is reachable.
 
     A record holds `turns` (user turns), `messages` (role and content, as chat sets do) or `prompt`; `id` and `category`
     are optional. Every broken record is listed, with its line, in one ValueError.
     """
-    if _is_a_dataset(name):  # a hub's name: anything else is a file, found or missed by `find`
+    if _is_a_dataset(name):
         from datasets import load_dataset
 
-        split = load_dataset(name, split="train")
+        try:
+            split = load_dataset(name, split="train")
+        except Exception as error:  # datasets raises many kinds, the cause often behind a general one
+            raise ValueError(f"{name} is no file here, and datasets cannot load it: {error.__cause__ or error}") from error
         rows: Iterator[tuple[str, Any]] = ((f"row {i}", row) for i, row in enumerate(split))
     else:
         rows = _lines(find(name))
@@ -63,13 +66,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_a_dataset(name: str) -> bool:
+    """A folder of data files, or a name that only a hub can know; a name that ends like a file is a file, here or missing."""
     if Path(name).suffix in (".jsonl", ".json"):
         return False
     try:
-        find(name)
+        return find(name).is_dir()
     except FileNotFoundError:
         return True
-    return False
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -31,6 +31,14 @@ def test_the_shapes_of_a_record(tmp_path: Path) -> None:
     assert (four.history, four.turns) == (told, ["b"])
 
 
+def test_a_folder_of_data_files_and_a_name_that_no_hub_here_knows(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "train.jsonl", {"prompt": "one"}, {"prompt": "two"})
+    assert [prompt.turns for prompt in read_prompts(str(tmp_path / "set"))] == [["one"], ["two"]]
+    with pytest.raises(ValueError, match="nobody/no-such-set is no file here, and datasets cannot load it"):
+        read_prompts("nobody/no-such-set")
+
+
 def test_a_broken_line_17_is_named_and_so_is_all_else_that_is_wrong(tmp_path: Path) -> None:
     records: list[object] = [{"prompt": f"p{i}"} for i in range(20)]
     records[16] = '{"prompt": "unfinished'

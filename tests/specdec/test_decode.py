@@ -137,6 +137,10 @@ def test_rows_that_end_ten_rounds_apart_leave_the_others_alone() -> None:
 
 def test_min_new_tokens_masks_eos_at_exactly_those_places() -> None:
     text = plain_greedy(TARGET, PROMPTS[0], 30)
+    place = next(i for i in range(3, 30) if text[i] not in text[:i])
+    for name, drafter in drafters().items():
+        out = generate(TARGET, [PROMPTS[0]], drafter, k=4, max_new_tokens=30, eos=text[place], min_new_tokens=place)
+        assert out.tokens == [text[: place + 1]], (name, "EOS may be the first token behind the least number")
     eos = text[2]
     for name, drafter in drafters().items():
         early = generate(TARGET, [PROMPTS[0]], drafter, k=4, max_new_tokens=30, eos=eos, min_new_tokens=9)

@@ -141,3 +141,20 @@ def test_the_enumeration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         found[text] += chance
     law = target_law(target, [1], Sampling(1.0), 2)
     assert max(abs(found[text] - chance) for text, chance in law.items()) > 0.01
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_real_noise_follows_the_law_too(rule: str) -> None:
+    """The enumeration replaces the random numbers; this draws them: 3,000 texts of three tokens against the target's law."""
+    from scipy import stats
+
+    target, other, how, rows = ScriptedLM(3, "target", 0.8), ScriptedLM(3, "draft", 0.8), Sampling(1.0), 3000
+    out = generate(
+        target, [[1, 0]] * rows, ModelDrafter(other), k=2, max_new_tokens=3, how=how, verify=rule, seed=list(range(rows))
+    )  # type: ignore[arg-type]
+    law = target_law(target, [1, 0], how, 3)
+    counts = defaultdict(int)
+    for text in out.tokens:
+        counts[tuple(text)] += 1
+    whole = sum(law.values())  # 1 but for float32's rounding, which chisquare does not forgive
+    assert stats.chisquare([counts[text] for text in law], [rows * chance / whole for chance in law.values()]).pvalue > 1e-3

@@ -71,3 +71,20 @@ def test_wrong_shapes_are_named() -> None:
         verify(p, p[..., :3], draft, torch.tensor([2]))
     with pytest.raises(ValueError, match="n_draft"):
         verify(p, None, draft, torch.tensor([3]))
+
+
+@pytest.mark.parametrize("rule", VERIFY)
+def test_columns_that_a_row_did_not_draft_change_nothing(rule: str) -> None:
+    """A row of n drafts gets the same verdict from the same noise, however many columns its neighbours need."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.softmax(2 * torch.randn(200, 5, 4, generator=generator), -1)
+    q = torch.softmax(2 * torch.randn(200, 4, 4, generator=generator), -1)
+    draft = torch.randint(0, 4, (200, 4), generator=generator)
+    for n in range(4):
+        counts = torch.full((200,), n)
+        wide = VERIFY[rule](p, q, draft, counts, [torch.Generator().manual_seed(row) for row in range(200)])
+        narrow = VERIFY[rule](
+            p[:, : n + 1], q[:, :n], draft[:, :n], counts, [torch.Generator().manual_seed(row) for row in range(200)]
+        )
+        assert torch.equal(wide.accepted, narrow.accepted)
+        assert torch.equal(wide.next, narrow.next)
