@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +28,20 @@ class Origin(NamedTuple):
     tokenizer: Any
 
 
+def check_layers(target: PreTrainedModel, layers: list[int]) -> None:
+    """ValueError where `target` cannot be cut to `layers`."""
+    _, stack = blocks(target)
+    if not layers or any(not 0 <= one < len(stack) for one in layers) or len(set(layers)) < len(layers):
+        raise ValueError(f"layers {layers} asked; {type(target).__name__} has layers 0..{len(stack) - 1}, each at most once")
+
+
 def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:
     """A model of the target's class that has only its `layers` (from 0), with copies of everything else.
 
     `tied=False` gives it an output head of its own where the target's is its embedding.
     """
-    name, stack = blocks(target)
-    if not layers or any(not 0 <= one < len(stack) for one in layers) or len(set(layers)) < len(layers):
-        raise ValueError(f"layers {layers} asked; {type(target).__name__} has layers 0..{len(stack) - 1}, each at most once")
+    check_layers(target, layers)
+    name, _ = blocks(target)
     config = copy.deepcopy(target.config)
     text = config.get_text_config()
     if getattr(text, "layer_types", None):
@@ -140,7 +147,7 @@ class DistillDraft:
 
     def __init__(
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
-        loss: dict[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
+        loss: Mapping[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
     ) -> None:  # fmt: skip
         self.weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in self.weights:

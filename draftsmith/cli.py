@@ -93,6 +93,9 @@ def _export(recipe: Recipe, chosen: argparse.Namespace) -> None:
 
 def _run(recipe: Recipe, chosen: argparse.Namespace) -> None:
     started = time.monotonic()
+    from draftsmith.recipes import read_prompts
+
+    read_prompts(recipe.eval.prompts)  # not only after the training
     from draftsmith.eval.run import run_eval
     from draftsmith.train.export import EXPORTS
     from draftsmith.train.run import run_training

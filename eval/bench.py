@@ -39,7 +39,7 @@ class Measurement:
     drafted_lengths: tuple[int, ...]
     equal: int  # answers that equal plain decoding's, token for token, of `compared`; compared at temperature 0 only
     compared: int
-    draft_ms: float  # a drafted token
+    draft_ms: float  # a drafted token; of an answer in which nothing was drafted, all the time spent on looking
     target_ms: float  # a verifying call of the target
     baseline_ms: float  # a one-token call of the target
 

@@ -70,14 +70,14 @@ def markdown(report: dict[str, Any]) -> str:
         _table(rows(report)),
         "Tokens per call (and speed-up) by kind of text:\n",
         _table(kinds(report)),
-        _verdict(report),
+        verdict(report),
         "## What the words mean\n",
     ]
     text += [f"- **{word}**: {meaning}." for word, meaning in DEFINITIONS.items()]
     return "\n".join(text) + "\n"
 
 
-def _verdict(report: dict[str, Any]) -> str:
+def verdict(report: dict[str, Any]) -> str:
     """Which candidate is worth it, or that none is."""
     best, figures = max(
         ((name, one["all"]) for name, one in report["candidates"].items()), key=lambda pair: pair[1]["speed_up"]["value"]

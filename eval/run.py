@@ -30,13 +30,19 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     settings, folder = recipe.eval, recipe.folder
     every = read_prompts(settings.prompts)
     prompts = sample(every, settings.per_kind)
-    named = [(one.name or one.drafter.removeprefix("run:"), one) for one in settings.candidates]
-    if len({name for name, _ in named}) < len(named):
-        raise ValueError(f"two candidates are called the same: {', '.join(name for name, _ in named)}; give them names")
-    places = [str(find_draft(folder, one.drafter[4:])) if one.drafter.startswith("run:") else one.drafter for _, one in named]
+    names = [one.called for one in settings.candidates]
+    places = [
+        str(find_draft(folder, one.drafter[4:])) if one.drafter.startswith("run:") else one.drafter for one in settings.candidates
+    ]
+    name = revision(recipe.target.model)
+    for place in places:
+        _refuse_another_target(Path(place), name)
     torch.set_num_threads(settings.threads)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
-    arms = [Arm(name, load_drafter(place, target, tokenizer), one.k) for (name, one), place in zip(named, places, strict=True)]
+    arms = [
+        Arm(called, load_drafter(place, target, tokenizer), one.k)
+        for called, one, place in zip(names, settings.candidates, places, strict=True)
+    ]
     how = Sampling(**settings.sampling.model_dump())
     answers = sum(len(prompt.turns) for prompt in prompts)
     progress = Progress("measuring", answers, unit="answers")
@@ -45,7 +51,10 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
         measured += some
         progress.at(done)
     progress.done()
-    whole = _report(recipe, measured, arms, len(every), target)
+    whole = _report(recipe, measured, arms, len(every), target, name)
+    for called, place in zip(names, places, strict=True):
+        whole["candidates"][called]["drafter"] = place
+    write_whole(folder / "eval.yaml", recipe.dump())
     write_whole(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     write_whole(folder / "report.md", report.markdown(whole))
     if show:
@@ -60,7 +69,9 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     return whole
 
 
-def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any) -> dict[str, Any]:
+def _report(
+    recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any, name: str
+) -> dict[str, Any]:
     settings = recipe.eval
     order = list(dict.fromkeys(m.category for m in measured))
 
@@ -71,11 +82,11 @@ def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompt
     return {
         "schema": 1, "name": recipe.name, "prompts": len({m.prompt for m in measured}), "answers": len(measured) // len(arms), "kinds": order,
         "how": {
-            "target": recipe.target.model, "target_revision": revision(recipe.target.model), "dtype": recipe.target.dtype,
+            "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype,
             "device": torch.cuda.get_device_name() if target.device.type == "cuda" else _processor(), "threads": torch.get_num_threads(),
             "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed,
             "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
-            "all_prompts_command": f"{_program()} eval {recipe.folder / 'recipe.yaml'} eval.per_kind=0",
+            "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
             "versions": {name: metadata.version(name) for name in ("draftsmith", "torch", "transformers")},
         },
         "definitions": report.DEFINITIONS,
@@ -84,6 +95,18 @@ def _report(recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompt
         },
         "measurements": [asdict(m) for m in measured],
     }  # fmt: skip
+
+
+def _refuse_another_target(draft: Path, revision: str) -> None:
+    """ValueError where a draft's drafter.json says that it was made from another target."""
+    described = draft / "drafter.json"
+    if not described.is_file():
+        return
+    made_for = json.loads(described.read_text(encoding="utf-8")).get("revision", revision)
+    if made_for != revision:
+        raise ValueError(
+            f"{draft} was made from a target of revision {made_for}; this one has {revision}. Measure it with its own target"
+        )
 
 
 def _program() -> str:

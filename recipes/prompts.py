@@ -76,11 +76,13 @@ def _is_a_dataset(name: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as stream:
+    with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 try:
-                    yield f"line {number}", json.loads(line)
+                    yield f"line {number}", json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    yield f"line {number}", f"not UTF-8 ({error.reason} at byte {error.start})"
                 except json.JSONDecodeError as error:
                     yield f"line {number}", f"not JSON ({error.msg} at column {error.colno})"
 
@@ -89,9 +91,10 @@ def _prompt(row: Any, where: str) -> Prompt | str:
     """The prompt in a record, or what is wrong with it."""
     if not isinstance(row, dict):
         return f"a JSON object is needed, found {type(row).__name__}"
-    given = [key for key in ("turns", "messages", "prompt") if key in row]
-    if len(given) != 1:
-        return f"one of prompt, turns or messages is needed, found {', '.join(given) or ', '.join(row) or 'nothing'}"
+    # `datasets` fills absent columns with None, and chat sets carry a `prompt` beside their messages.
+    given = [key for key in ("messages", "turns", "prompt") if row.get(key) is not None][:1]
+    if not given:
+        return f"one of prompt, turns or messages is needed, found {', '.join(row) or 'nothing'}"
     history: list[dict[str, str]] = []
     if given == ["messages"]:
         messages = row["messages"]
@@ -111,4 +114,6 @@ def _prompt(row: Any, where: str) -> Prompt | str:
         return f"{given[0]} must be text" if given == ["prompt"] else "turns must be a list of texts"
     if any(not turn.strip() for turn in turns):
         return "the prompt is empty"
-    return Prompt(str(row.get("id", where)), str(row.get("category", "all")), history, turns)
+    if any("\ud800" <= letter <= "\udfff" for text in (*turns, *(one["content"] for one in history)) for letter in text):
+        return "the text holds half a character (a lone surrogate)"
+    return Prompt(str(row.get("id") or where), str(row.get("category") or "all"), history, turns)

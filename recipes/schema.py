@@ -9,16 +9,34 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from draftsmith.recipes.paths import find_recipe
+from draftsmith.recipes.runs import NAMED
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+Loss = Literal["forward_kl", "reverse_kl", "total_variation"]  # a test holds these against distill.LOSSES
+
+
 class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would take true for 1; no key of a recipe is a boolean. `precision: false` is what old YAML makes of `no`.
+        if isinstance(value, bool) and not (value is False and info.field_name == "precision"):
+            raise ValueError("a number or a text is needed")
+        return value
+
+
+def _once(layers: list[int]) -> list[int]:
+    if len(set(layers)) < len(layers):
+        raise ValueError("each layer at most once")
+    return layers
 
 
 class Target(_Closed):
@@ -53,7 +71,9 @@ class Draft(_Closed):
     """How the draft is made."""
 
     kind: Literal["layers"] = "layers"
-    layers: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="which of the target's layers, counted from 0")
+    layers: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_once)] = Field(
+        min_length=1, description="which of the target's layers, counted from 0"
+    )
     warm_start: Literal["ridge", "none"] = "ridge"
     warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
 
@@ -67,7 +87,7 @@ class Train(_Closed):
     final_learning_rate: Share = Field(0.05, description="of learning_rate, reached by a cosine at the last step")
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
-    loss: dict[str, Annotated[float, Field(gt=0)]] = {"forward_kl": 1.0}
+    loss: dict[Loss, Annotated[float, Field(gt=0)]] = Field({"forward_kl": 1.0}, min_length=1)
     chunk: Positive = Field(128, description="scored positions whose logits exist at one time")
     teacher: Literal["live", "stored"] = Field(
         "live", description="stored: the target's final states are kept in the run folder, for several epochs"
@@ -92,12 +112,33 @@ class Candidate(_Closed):
     k: Positive = 4
     name: str | None = None
 
+    @field_validator("drafter")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        kind, colon, rest = value.partition(":")
+        if kind == "run" and colon and rest not in NAMED:
+            raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}")
+        if kind in ("exit", "ngram") and (colon or kind == "exit") and not rest.isdigit():
+            raise ValueError(f"{kind} takes a whole number, as in {kind}:4")
+        return value
+
+    @property
+    def called(self) -> str:
+        return self.name or self.drafter.removeprefix("run:")
+
+
+def _named_apart(candidates: list[Candidate]) -> list[Candidate]:
+    names = [one.called for one in candidates]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two candidates are called the same ({', '.join(names)}); give them names")
+    return candidates
+
 
 class Eval(_Closed):
     prompts: str
     per_kind: Annotated[int, Field(ge=0)] = Field(0, description="prompts of each kind, the first ones; 0 takes all")
     max_new_tokens: Positive = 48
-    candidates: list[Candidate] = Field(min_length=1)
+    candidates: Annotated[list[Candidate], Field(min_length=1), AfterValidator(_named_apart)]
     sampling: SamplingSettings = SamplingSettings()
     threads: Positive = 1
     seed: int = 0
@@ -199,7 +240,7 @@ class _Core(yaml.SafeLoader):
     """YAML 1.2's core: `no` is text, 1e-4 is a number, and a key given twice is an error."""
 
     yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -207,6 +248,8 @@ class _Core(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, (str, int, float)):
+                raise yaml.constructor.ConstructorError(None, None, f"a key must be plain text, found {key!r}", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
@@ -214,6 +257,7 @@ class _Core(yaml.SafeLoader):
 
 
 _Core.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Core.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Core.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(

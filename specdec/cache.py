@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+COUNTS_COLUMNS = {"mpt"}  # its ALiBi distances are taken between cache columns, used or not, whatever position_ids say
 ROLLS_BACK = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # for transformers that have no `is_croppable` yet
 
 
@@ -27,7 +28,7 @@ class CachedLM:
         self.model = model
         self.batch_size = batch_size
         self.config = model.config.get_text_config()
-        self.max_positions = getattr(self.config, "max_position_embeddings", None) or None
+        self.max_positions = positions(self.config)
         self._cache = DynamicCache(config=model.config)
         if hasattr(self._cache, "activate_past_recording"):
             self._cache.activate_past_recording()  # sliding layers keep what a rollback needs; before the first forward
@@ -93,6 +94,19 @@ class CachedLM:
                 )
         return None
 
+    def refuse_ahead(self, longest: int) -> None:
+        """ValueError now for what rows of up to `longest` tokens would meet later, when their text would be lost with it."""
+        windows = [one for layer in self._cache.layers if (one := getattr(layer, "sliding_window", None)) is not None]
+        if self.batch_size > 1 and windows and longest > min(windows):
+            raise ValueError(self._loses_tokens(min(windows), longest))
+
+    def _loses_tokens(self, window: int, columns: int) -> str:
+        # The window is counted in columns, and columns that a row does not use would push its own tokens out.
+        return (
+            f"{type(self.model).__name__} attends to a window of {window} columns and a batch of rows with unequal lengths needs "
+            f"{columns}: it would lose tokens. Decode one prompt at a time."
+        )
+
     def _refuse_unservable(self, live: Tensor) -> None:
         longest = int(live.sum(-1).max())
         if self.max_positions is not None and longest > self.max_positions:
@@ -104,27 +118,42 @@ class CachedLM:
             )
         if bool(live.all()):
             return
+        if self.config.model_type in COUNTS_COLUMNS:
+            raise ValueError(
+                f"{type(self.model).__name__} counts positions by columns and cannot skip padding; decode one prompt at a time"
+            )
         for layer, window in zip(self._cache.layers, windows, strict=True):
-            # The window is counted in columns, and columns that a row does not use would push its own tokens out.
             if window is not None and live.shape[1] > window:
-                raise ValueError(
-                    f"{type(self.model).__name__} attends to a window of {window} columns and a batch of rows with unequal "
-                    f"lengths needs {live.shape[1]}: it would lose tokens. Decode one prompt at a time."
-                )
+                raise ValueError(self._loses_tokens(window, live.shape[1]))
             if self.cannot_roll_back() is not None:
                 raise ValueError(f"{type(layer).__name__} cannot skip padding; decode one prompt at a time")
 
 
+def positions(config: Any) -> int | None:
+    """How many tokens a row may hold, or None where nothing limits it.
+
+    Rotary scalings that change with the length of the call (longrope, dynamic) are served up to where they change: a block
+    that crosses it would turn the positions of tokens before it, and keys cached earlier keep the old ones.
+    """
+    limit: Any = getattr(config, "max_position_embeddings", None) or None
+    scaling = getattr(config, "rope_parameters", None) or {}
+    for one in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
+        if one.get("rope_type") in ("longrope", "dynamic"):
+            changes_at = (
+                one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None) or limit
+            )
+            limit = min(one for one in (limit, changes_at) if one)
+    return limit
+
+
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Dropout off while decoding; every sub-module gets its own mode back."""
-    if not model.training:
-        yield
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Dropout off while decoding; every sub-module gets its own mode back. The root alone may say eval, so all are asked."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in training:
+            module.training = True

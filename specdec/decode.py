@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.specdec.cache import CachedLM
+from draftsmith.specdec.cache import CachedLM, positions
 from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.pace import Fixed, Pace
@@ -48,7 +48,7 @@ def generate(
     k: int = 4,
     max_new_tokens: int = 64,
     how: Sampling = Sampling(),
-    eos: Iterable[int] | int = frozenset(),
+    eos: Iterable[int] | int | None = frozenset(),
     seed: int | Sequence[int] = 0,
     pace: Pace | None = None,
     verify: str = "token",
@@ -77,6 +77,7 @@ def generate(
     layers = drafter.hidden_layers if drafter is not None else ()
     noise = _Noise(seed, batch, how.temperature > 0)
     lm = CachedLM(target, batch)
+    lm.refuse_ahead(max(map(len, prompts)) + max_new_tokens)
 
     ids, valid, last = _pad_left(prompts, device)
     hidden: tuple[Tensor, ...] = tuple(torch.empty(batch, 0, lm.config.hidden_size, device=device) for _ in layers)
@@ -234,7 +235,7 @@ def _sync(device: torch.device) -> None:
 
 
 def _check(
-    target: PreTrainedModel, prompts: list[list[int]], vocabulary: int, k: int, max_new_tokens: int, eos: Iterable[int] | int,
+    target: PreTrainedModel, prompts: list[list[int]], vocabulary: int, k: int, max_new_tokens: int, eos: Iterable[int] | int | None,
     seed: int | Sequence[int], verify: str, processors: Sequence[Any], stop_strings: Sequence[str], min_new_tokens: int,
 ) -> frozenset[int]:  # fmt: skip
     if not prompts:
@@ -248,16 +249,18 @@ def _check(
         raise ValueError(
             f"k={k} and max_new_tokens={max_new_tokens} must be >= 0, min_new_tokens={min_new_tokens} within max_new_tokens"
         )
-    longest, positions = (
-        max(map(len, prompts)) + max_new_tokens,
-        getattr(target.config.get_text_config(), "max_position_embeddings", None),
-    )
-    if positions and longest > positions:
-        raise ValueError(f"prompt and new tokens need {longest} positions, {type(target).__name__} has {positions}: ask for fewer")
+    longest, limit = max(map(len, prompts)) + max(max_new_tokens - 1, 0), positions(target.config.get_text_config())
+    if limit and longest > limit:  # the last token written is never fed
+        raise ValueError(
+            f"prompt and new tokens need {longest} positions, {type(target).__name__} serves {limit} here: ask for fewer"
+        )
     if verify not in VERIFY:
         raise ValueError(f"verify={verify!r} is not one of {sorted(VERIFY)}")
     if not isinstance(seed, int) and len(seed) != len(prompts):
         raise ValueError(f"one seed a row: {len(prompts)} prompts, found {len(seed)} seeds")
     if len(processors) or len(stop_strings):
         raise ValueError("logits processors and stop strings are not served under speculation yet; use eos and min_new_tokens")
-    return frozenset([eos] if isinstance(eos, int) else eos)
+    ends = frozenset([eos] if isinstance(eos, int) else eos or ())
+    if any(not 0 <= one < vocabulary for one in ends):
+        raise ValueError(f"eos {sorted(ends)} must be ids of the target, 0..{vocabulary - 1}")
+    return ends

@@ -10,13 +10,15 @@ import io
 import json
 import os
 import shutil
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from jinja2 import TemplateError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -49,8 +51,9 @@ def load(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str
 
 def load_model(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str | torch.device = "cpu") -> PreTrainedModel:
     """The model alone, in eval mode; for a name see `load`."""
-    with quiet():
-        model: Any = AutoModelForCausalLM.from_pretrained(resolve(name), dtype=_dtype(dtype))
+    folder = resolve(name)
+    with quiet(), _named(name):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=_dtype(dtype))
     return model.eval().to(device)
 
 
@@ -61,8 +64,20 @@ def load_tokenizer(name: str | Path) -> Any:
         (Path(folder) / one).is_file() for one in ("tokenizer.json", "tokenizer.model", "vocab.json")
     ):
         raise FileNotFoundError(f"{name} holds no tokenizer; copy the files of its target's tokenizer (tokenizer.json ...) into it")
-    with quiet():
+    with quiet(), _named(name):
         return AutoTokenizer.from_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _named(name: str | Path) -> Iterator[None]:
+    """A name that is nothing here goes to a hub; its error says so in one line, and where was looked first."""
+    try:
+        yield
+    except OSError as error:
+        if locate(name) is not None:
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise OSError(f"{name} is no file or folder here (looked in {Path.cwd()}), and a hub did not give it: {first}") from error
 
 
 def resolve(name: str | Path) -> str:
@@ -118,8 +133,8 @@ def revision(name: str | Path) -> str:
         from huggingface_hub import HfApi
 
         return HfApi().model_info(str(name)).sha or str(name)
-    wanted = (".json", ".safetensors", ".gguf", ".jinja", ".model")
-    files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.suffix in wanted)
+    wanted = (".json", ".safetensors", ".bin", ".gguf", ".jinja", ".model")
+    files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.suffix in wanted or one.name == "merges.txt")
     whole = hashlib.sha256()
     for one in files:
         size = one.stat().st_size
@@ -143,7 +158,8 @@ def _from_gguf(path: Path) -> Path:
     folder = home / f"{path.stem}-{key}"
     if (folder / "config.json").is_file():
         return folder
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    home.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=home))
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -156,7 +172,10 @@ def _from_gguf(path: Path) -> Path:
             model.save_pretrained(beside)
             tokenizer.save_pretrained(beside)
             (beside / "origin.json").write_text(json.dumps({"gguf": path.name, "revision": revision(path)}))
-            beside.rename(folder)
+            with contextlib.suppress(OSError):  # another process was faster; its folder is as good
+                beside.rename(folder)
+            if not (folder / "config.json").is_file():
+                raise OSError(f"could not put the dequantised {path.name} into {folder}")
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return folder
@@ -254,5 +273,9 @@ def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     A tokenizer without a template gets the bare texts, joined by blank lines.
     """
     if tokenizer.chat_template:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False))
+        try:
+            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False))
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"the target's chat template refuses a chat of {roles}: {error}") from error
     return list(tokenizer("\n\n".join(message["content"] for message in messages) + "\n\n").input_ids)

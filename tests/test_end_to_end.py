@@ -67,13 +67,22 @@ def test_the_export_loads_elsewhere_and_keeps_the_targets_greedy_text(finished: 
     settings = {"max_new_tokens": 20, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     assert torch.equal(target.generate(ids, **settings), target.generate(ids, assistant_model=draft, **settings))
     card = (place / "README.md").read_text()
-    for word in ("logits equal bit for bit; 2 of 2", "held-out", "tokens/call", "target's licence", "revision `sha256:"):
+    for word in (
+        "logits equal bit for bit; 2 of 2",
+        "held-out",
+        "tokens/call",
+        "target's licence",
+        "revision `sha256:",
+        "layers [0, 1]",
+    ):
         assert word in card
 
 
 def test_an_export_is_not_replaced_unasked_and_a_broken_one_never_appears(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     recipe = write_run(tmp_path / "copy")
+    written = tmp_path / "copy" / "runs" / "small" / "recipe.yaml"
+    written.write_text(written.read_text().replace(str(finished), str(tmp_path / "copy")))
     refused = draftsmith("export", recipe)
     assert refused.returncode == 2
     assert "--force replaces it" in refused.stderr
@@ -89,6 +98,7 @@ def test_an_export_is_not_replaced_unasked_and_a_broken_one_never_appears(finish
 
 def test_bad_input_gets_one_clear_line_before_any_long_work(finished: Path, tmp_path: Path) -> None:
     tiny_folder(tmp_path / "swapped", seed=4, swapped=(5, 6))
+    tiny_folder(tmp_path / "other", seed=9)
     (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
     cases = {
         ("run", "nothing.yaml"): "no recipe nothing.yaml",
@@ -100,13 +110,19 @@ def test_bad_input_gets_one_clear_line_before_any_long_work(finished: Path, tmp_
         ("eval", "name=never-trained"): "holds no untrained draft yet",
         ("eval", f"eval.candidates=[{{drafter: {tmp_path / 'swapped'}}}]"): "id 5 is",
         ("eval", "eval.candidates=[{drafter: ngram}, {drafter: ngram}]"): "called the same",
+        ("eval", "eval.candidates=[{drafter: run:bset}]"): "run:best",
+        ("eval", "eval.candidates=[{drafter: ngarm}]"): "did you mean 'ngram'",
+        ("eval", f"target.model={tmp_path / 'other'}", "eval.candidates=[{drafter: run:best}]"): "Measure it with its own target",
+        ("run", "eval.prompts=gone.jsonl", "name=unmade"): "gone.jsonl does not exist",
+        ("export", "train.epochs=99"): "holds a run with another train",
         ("train", "oops"): "neither an option nor an override",
         ("train", "draft.layers=[7]", "name=deep"): "layers 0..2",
-        ("train", "train.loss={forward_lk: 1}", "name=lk"): "did you mean 'forward_kl'",
+        ("train", "train.loss={forward_lk: 1}", "name=lk"): "should be 'forward_kl'",
+        ("train", "train.loss={}", "name=none"): "at least 1 item",
     }
     recipe = write_run(finished)
     for (command, *words), wanted in cases.items():
-        done = draftsmith(command, *([] if command == "run" else [recipe]), *words)
+        done = draftsmith(command, *([] if "nothing.yaml" in words else [recipe]), *words)
         assert done.returncode == 2, (words, done.stderr)
         assert wanted in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr, (words, done.stderr)

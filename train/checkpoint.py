@@ -6,7 +6,9 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate import Accelerator
 
 from draftsmith.distill import Objective
@@ -15,32 +17,55 @@ from draftsmith.recipes.files import whole_folder, write_whole
 
 
 def save(
-    folder: Path, step: int, objective: Objective, accelerator: Accelerator, held_out: dict[str, float], keep: int, needs: int
+    folder: Path,
+    step: int,
+    objective: Objective,
+    accelerator: Accelerator,
+    held_out: dict[str, float],
+    plan: dict[str, Any],
+    keep: int,
+    needs: int,
 ) -> Path:
-    """Write `folder`/step-N beside its name and rename it; then point `best` and drop all but the last `keep` and the best."""
+    """Write `folder`/step-N beside its name and rename it; then point `best` and drop all but the last `keep` and the best.
+
+    `plan` says what the steps are of (rows, processes); a run that goes on must have the same.
+    """
     place = folder / f"step-{step}"
     main = accelerator.is_main_process
     with whole_folder(place, needs) if main else contextlib.nullcontext(place.with_name(f".{place.name}.writing")) as beside:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(beside / "trainer"))
         if main:
-            objective.save(beside / "draft")
-            (beside / "state.json").write_text(json.dumps({"step": step, "held_out": held_out}, indent=1) + "\n")
+            with torch.random.fork_rng():  # building the draft draws random weights; the run must not see that
+                objective.save(beside / "draft")
+            (beside / "state.json").write_text(json.dumps({"step": step, "held_out": held_out, "plan": plan}, indent=1) + "\n")
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
     if main:
-        best = max(runs.steps(folder), key=lambda one: (runs.state(one)["held_out"]["acceptance"], runs.number(one)))
-        write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, **runs.state(best)}, indent=1) + "\n")
-        for old in runs.steps(folder)[:-keep]:
-            if old != best:
-                shutil.rmtree(old)
+        _tidy(folder, keep)
     return place
 
 
-def resume(folder: Path, accelerator: Accelerator) -> int:
-    """Load the last whole checkpoint -> how many steps are done; 0 where there is none."""
+def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: int) -> int:
+    """Load the last whole checkpoint -> how many steps are done; 0 where there is none. Another plan is refused."""
     done = runs.steps(folder)
     if not done:
         return 0
+    before = runs.state(done[-1])["plan"]
+    changed = [f"{name} was {before.get(name)}, is {value}" for name, value in plan.items() if before.get(name) != value]
+    if changed:
+        raise ValueError(
+            f"{folder} cannot go on from {done[-1].name}: {'; '.join(changed)}. Set them back, or name this run otherwise (name=...)"
+        )
     accelerator.load_state(str(done[-1] / "trainer"))
+    if accelerator.is_main_process:
+        _tidy(folder, keep)  # a kill can come between a checkpoint's rename and this
     return runs.number(done[-1])
+
+
+def _tidy(folder: Path, keep: int) -> None:
+    best = max(runs.steps(folder), key=lambda one: (runs.state(one)["held_out"]["acceptance"], runs.number(one)))
+    write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, **runs.state(best)}, indent=1) + "\n")
+    for old in runs.steps(folder)[:-keep]:
+        if old != best:
+            shutil.rmtree(old)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from typing import Any, NamedTuple
 
@@ -55,6 +57,7 @@ class Plan:
         self._rows, self._size, self._seed = rows, size, seed
         self.steps_an_epoch = -(-len(rows) // size)
         self.steps = self.steps_an_epoch * epochs
+        self.fingerprint = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
         self._epoch, self._order = -1, [[0]]
 
     def step(self, number: int) -> list[Example]:

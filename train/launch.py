@@ -30,6 +30,6 @@ def make_accelerator(precision: str) -> Accelerator:
     if accelerator.num_processes != world or (world > 1 and accelerator.distributed_type == DistributedType.NO):
         raise RuntimeError(
             f"{world} processes were launched, accelerate sees {accelerator.num_processes} ({accelerator.distributed_type}): they would "
-            "not average their gradients. Launch with --multi_gpu, or one of recipes/accelerate/*.yaml"
+            "not average their gradients. Launch with accelerate launch --multi_gpu --num_processes N"
         )
     return accelerator

@@ -38,7 +38,8 @@ def train(
     that is not finite: weights are then still those of the step before.
     """
     parameters = [one for one in objective.trainable.parameters() if one.requires_grad]
-    objective.trainable.train()
+    engine: Any = objective.trainable
+    engine.train()
     for step in range(start, steps):
         clock = time.perf_counter()
         rate = learning_rate(step, steps, settings)
@@ -47,7 +48,7 @@ def train(
         sums = gradient(objective, batches(step), accelerator)
         loss, scored = sums["loss"] / max(sums["scored"], 1), int(sums["scored"])
         clipped = accelerator.clip_grad_norm_(parameters, settings.clip)
-        norm = float(clipped if clipped is not None else objective.trainable.get_global_grad_norm())  # DeepSpeed clips by itself
+        norm = float(clipped if clipped is not None else engine.get_global_grad_norm())  # DeepSpeed clips by itself
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FloatingPointError(
                 f"step {step + 1}: loss {loss}, gradient norm {norm}. Weights are those of step {step}; lower train.learning_rate "
@@ -88,12 +89,16 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
 def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator) -> dict[str, float]:
     """Means over the scored tokens of held-out batches: loss, acceptance, agreement; each process does its share."""
     sums: dict[str, Any] = {}
+    # On the bare module: a wrapped one talks to the other processes at each forward, and they have other numbers of batches.
+    wrapped = objective.trainable
+    objective.trainable = accelerator.unwrap_model(wrapped)
     objective.trainable.eval()  # no dropout: held-out figures are of the draft as it will be served
     for batch in batches[accelerator.process_index :: accelerator.num_processes]:
         loss = objective.loss(batch.to(accelerator.device))
         for name, value in {"loss": loss.total, **loss.metrics}.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     objective.trainable.train()
+    objective.trainable = wrapped
     names = ("loss", "acceptance", "agreement", "judged", "scored")
     totals = accelerator.reduce(torch.tensor([sums.get(name, 0.0) for name in names], dtype=torch.float64), "sum").tolist()
     scored = totals[-1]  # in eval mode every scored token is judged

@@ -24,9 +24,8 @@ Row = dict[str, Any]
 def manifest(data: Data, prompts: list[Prompt], target: str, revision: str, tokenizer: Any, seed: int) -> Row:
     """What a file of answers depends on; answers made under another manifest are never mixed in."""
     asked = hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
-    template = hashlib.sha256((tokenizer.chat_template or "").encode()).hexdigest()[:16]
-    return {
-        "target": target, "revision": revision, "chat_template": template, "prompts": asked, "sampling": data.sampling.model_dump(),
+    return identity(revision, tokenizer) | {
+        "target": target, "prompts": asked, "sampling": data.sampling.model_dump(),
         "max_new_tokens": data.max_new_tokens, "batch_size": data.batch_size, "seed": seed,
     }  # fmt: skip
 
@@ -60,28 +59,40 @@ def prepare(path: Path, about: Row, data: Data, prompts: list[Prompt], target: P
         f"{len(rows)} answers, {tokens} tokens: {finished} ended by themselves, {len(rows) - finished} were cut off at {data.max_new_tokens}"
     )
     print(f"{tokens / max(time.perf_counter() - started, 1e-9):.0f} tokens/s; written to {path}")
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    # The manifest first: answers that are there always have one.
     write_whole(path.with_name(path.name + ".json"), json.dumps(about | counts, indent=1) + "\n")
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     partial.unlink(missing_ok=True)
     return rows
 
 
-def read_answers(path: Path, revision: str, tokenizer: Any) -> list[Row]:
-    """Answers made earlier; refused where they come from another target or another chat template."""
+def read_answers(path: Path, asked: Row) -> list[Row]:
+    """Answers made earlier; refused where their manifest says something else than `asked`, such as another target's revision."""
     beside = path.with_name(path.name + ".json")
     if not beside.is_file():
         raise FileNotFoundError(
             f"{path} has no {beside.name} beside it, so nothing says which target gave these answers; run draftsmith prepare"
         )
     about = json.loads(beside.read_text(encoding="utf-8"))
-    template = hashlib.sha256((tokenizer.chat_template or "").encode()).hexdigest()[:16]
-    for what, asked in (("revision", revision), ("chat_template", template)):
-        if about[what] != asked:
+    changed = [f"{name} is {about.get(name)} there and {value} here" for name, value in asked.items() if about.get(name) != value]
+    if changed:
+        raise ValueError(
+            f"{path} does not fit this run: {'; '.join(changed)}. A draft learns what its own target says: "
+            "remove the file, or data.answers from the recipe, to make new answers"
+        )
+    rows = read_jsonl(path)
+    needed = {"prompt", "messages", "answer_ids"}
+    for number, row in enumerate(rows, 1):
+        if missing := needed - row.keys():
             raise ValueError(
-                f"{path} was answered by {about['target']}, {what} {about[what]}; this run's target has {what} {asked}. "
-                "A draft learns what its own target says: remove data.answers from the recipe to make new ones."
+                f"{path}, line {number}: an answer needs {', '.join(sorted(missing))}; was this file made by draftsmith prepare?"
             )
-    return read_jsonl(path)
+    return rows
+
+
+def identity(revision: str, tokenizer: Any) -> Row:
+    """What answers to any prompts must share with a run: the target's revision and the chat template."""
+    return {"revision": revision, "chat_template": hashlib.sha256((tokenizer.chat_template or "").encode()).hexdigest()[:16]}
 
 
 def _batches(prompts: list[Prompt], size: int) -> list[list[Prompt]]:

@@ -15,10 +15,10 @@ import yaml
 from accelerate import Accelerator
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
-from draftsmith.distill.draft import Origin
+from draftsmith.distill.draft import Origin, check_layers
 from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import room_for, whole_folder, write_whole
+from draftsmith.recipes.files import append_lines, room_for, whole_folder, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.progress import Progress
 from draftsmith.specdec.models import load, revision
@@ -26,38 +26,37 @@ from draftsmith.train import checkpoint
 from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import make_accelerator
 from draftsmith.train.loop import Record, evaluate, train
-from draftsmith.train.prepare import manifest, prepare, read_answers
+from draftsmith.train.prepare import identity, manifest, prepare, read_answers
 from draftsmith.train.states import StoredTeacher
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
 
 
-def claim(recipe: Recipe) -> Path:
-    """The run folder, with the resolved recipe in it; a folder that holds another run is refused."""
-    folder = recipe.folder
-    written = folder / "recipe.yaml"
-    if written.is_file():
-        before = yaml.safe_load(written.read_text(encoding="utf-8"))
-        now = yaml.safe_load(recipe.dump())
-        changed = [key for key in LEARNED if before.get(key) != now[key]]
-        if changed:
-            raise ValueError(
-                f"{folder} holds a run with another {', '.join(changed)} (see {written}). Name this one otherwise (name=...), or remove the folder"
-            )
-    write_whole(written, recipe.dump())
-    return folder
+def same_run(recipe: Recipe) -> None:
+    """ValueError where the recipe's folder holds a run of another target, other data, another draft or other training."""
+    written = recipe.folder / "recipe.yaml"
+    if not written.is_file():
+        return
+    before, now = yaml.safe_load(written.read_text(encoding="utf-8")), yaml.safe_load(recipe.dump())
+    if changed := [key for key in LEARNED if before.get(key) != now[key]]:
+        raise ValueError(
+            f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
+            "Name this one otherwise (name=...), or remove the folder"
+        )
 
 
-def answers(recipe: Recipe, target: Any, tokenizer: Any, identity: str) -> list[dict[str, Any]]:
+def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
     """The target's answers to the training prompts: those that the recipe names, or made in the run folder."""
     data = recipe.data
     if data.answers is not None:
-        return read_answers(find(data.answers), identity, tokenizer)
+        return read_answers(find(data.answers), identity(revision, tokenizer))
+    prompts = read_prompts(data.prompts)
+    about = manifest(data, prompts, recipe.target.model, revision, tokenizer, recipe.seed)
     path = recipe.folder / "answers.jsonl"
     if path.is_file():
-        return read_answers(path, identity, tokenizer)
-    prompts = read_prompts(data.prompts)
-    about = manifest(data, prompts, recipe.target.model, identity, tokenizer, recipe.seed)
+        return read_answers(
+            path, {what: value for what, value in about.items() if what != "target"}
+        )  # its revision tells, not its name
     return prepare(path, about, data, prompts, target, tokenizer)
 
 
@@ -71,16 +70,16 @@ def run_training(recipe: Recipe) -> Path:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     accelerator = make_accelerator(settings.precision)
-    folder = claim(recipe) if accelerator.is_main_process else recipe.folder
-    accelerator.wait_for_everyone()
+    same_run(recipe)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
-    identity = revision(recipe.target.model)
+    check_layers(target, recipe.draft.layers)
+    name, folder, data = revision(recipe.target.model), recipe.folder, recipe.data
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        write_whole(folder / "recipe.yaml", recipe.dump())
     with accelerator.main_process_first():
-        data = recipe.data
-        rows = to_rows(
-            answers(recipe, target, tokenizer, identity), tokenizer, data.max_length, data.held_out, recipe.seed, data.rows
-        )
+        rows = to_rows(answers(recipe, target, tokenizer, name), tokenizer, data.max_length, data.held_out, recipe.seed, data.rows)
     plan = Plan(rows.train, settings.batch_size * settings.accumulate * accelerator.num_processes, settings.epochs, recipe.seed)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
@@ -89,10 +88,15 @@ def run_training(recipe: Recipe) -> Path:
     room_for(folder, (settings.keep + 2) * size, folder / "step-N")
     live = LiveTeacher(target)
     kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
-    teacher = StoredTeacher(live, folder / "teacher", kept, identity, accelerator)
+    teacher = StoredTeacher(live, folder / "teacher", kept, name, accelerator)
     support = _support(rows) if settings.support == "answers" else None
     objective = DistillDraft(
-        draft, teacher, settings.loss, settings.chunk, support, Origin(recipe.target.model, identity, tokenizer)
+        draft,
+        teacher,
+        {str(name): weight for name, weight in settings.loss.items()},
+        settings.chunk,
+        support,
+        Origin(recipe.target.model, name, tokenizer),
     )
     optimizer = torch.optim.AdamW(
         draft.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
@@ -100,11 +104,10 @@ def run_training(recipe: Recipe) -> Path:
     if not runs.steps(folder):
         _start(recipe, folder, objective, rows, held_out, accelerator)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
-    start = checkpoint.resume(folder, accelerator)
+    steps_of = {"processes": accelerator.num_processes, "steps": plan.steps, "rows": plan.fingerprint}
+    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
     if accelerator.is_main_process:
-        write_whole(
-            folder / "environment.json", json.dumps(_environment(accelerator, identity, recipe, rows, draft), indent=1) + "\n"
-        )
+        write_whole(folder / "environment.json", json.dumps(_environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
         _banner(rows, plan, start, accelerator, folder)
 
     log = _Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
@@ -120,7 +123,7 @@ def run_training(recipe: Recipe) -> Path:
             means = evaluate(objective, held_out, accelerator)
             log.write({"step": record.step, "held_out": means})
             if last or record.step % settings.save_every == 0:
-                checkpoint.save(folder, record.step, objective, accelerator, means, settings.keep, size)
+                checkpoint.save(folder, record.step, objective, accelerator, means, steps_of, settings.keep, size)
 
     if start < plan.steps:
         train(
@@ -180,8 +183,7 @@ class _Log:
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:
-            with self._path.open("a") as stream:
-                stream.write(json.dumps(record) + "\n")
+            append_lines(self._path, [json.dumps(record)])
 
 
 def _banner(rows: Rows, plan: Plan, start: int, accelerator: Accelerator, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,12 +38,15 @@ class StoredTeacher:
         ordered = sorted(rows, key=lambda row: (len(row[0]), row))
         shards = [ordered[start : start + ROWS_A_SHARD] for start in range(0, len(ordered), ROWS_A_SHARD)]
         tokens = sum(len(ids) - prompt for ids, prompt in rows)
+        missing = sum(
+            len(ids) - prompt for at, shard in enumerate(shards) if not _path(folder, at).is_file() for ids, prompt in shard
+        )
         if accelerator.is_main_process:
-            room_for(folder, tokens * width * 4, folder)
+            room_for(folder, missing * width * 4, folder)
         accelerator.wait_for_everyone()
         progress = Progress("listening to the target", len(shards), unit="shards", quiet=not accelerator.is_main_process)
         for number, shard in enumerate(shards):
-            path = folder / f"states-{number:05}.safetensors"
+            path = _path(folder, number)
             # One key: safetensors writes several in an order that changes from one process to the next.
             about = {"of": f"{revision} {hashlib.sha256(json.dumps(shard).encode()).hexdigest()}"}
             if number % accelerator.num_processes == accelerator.process_index:
@@ -78,16 +81,22 @@ class StoredTeacher:
 
     def _make(self, path: Path, about: dict[str, str], shard: list[Example]) -> None:
         if path.is_file():
-            with safe_open(path, framework="pt") as found:
-                if found.metadata() != about:
-                    raise ValueError(
-                        f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew"
-                    )
+            try:
+                with safe_open(path, framework="pt") as found:
+                    there = found.metadata()
+            except SafetensorError as error:
+                raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it anew") from error
+            if there != about:
+                raise ValueError(f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew")
             return
         device = self._teacher.target.device
         states = torch.cat([self._teacher.hidden(collate(shard[at : at + 8]).to(device)) for at in range(0, len(shard), 8)])
         with whole_file(path) as beside:
             save_file({"states": states.cpu().contiguous()}, beside, metadata=about)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"states-{number:05}.safetensors"
 
 
 def _key(ids: Tensor, scored: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
-from draftsmith.specdec.models import compatible, load_model, load_tokenizer, output_rows, pick
+from draftsmith.specdec.models import compatible, load_model, load_tokenizer, locate, output_rows, pick
 
 __all__ = ["DRAFTERS", "Drafter", "EarlyExitDrafter", "ModelDrafter", "NgramDrafter", "Outcome", "Proposal", "load_drafter"]
 
@@ -46,14 +47,22 @@ def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = Non
     A folder's drafter.json says its kind and settings; without one it is a model. Given the target's `tokenizer`, a
     draft whose tokenizer differs is refused, naming an id.
     """
-    word, _, number = str(name).partition(":")
-    if word in ("ngram", "exit") and (number.isdigit() or not number):
+    word, colon, number = str(name).partition(":")
+    if word in ("ngram", "exit") and not Path(name).exists():
+        if (colon and not number.isdigit()) or (word == "exit" and not colon):
+            raise ValueError(f"{name}: {word} takes a whole number, as in {'exit:6' if word == 'exit' else 'ngram:4'}")
         if word == "exit":
-            if not number:
-                raise ValueError("exit needs its layer, as in exit:6")
             return _early_exit("", {"layer": int(number)}, target, tokenizer)
         return _ngram("", {"longest": int(number)} if number else {}, target, tokenizer)
-    described = Path(name) / "drafter.json"
-    about: dict[str, Any] = json.loads(described.read_text()) if described.is_file() else {"kind": "model"}
-    build = pick(DRAFTERS, about["kind"], f"the kind of drafter in {described}")
-    return build(str(name), about.get("settings", {}), target, tokenizer)
+    if (near := difflib.get_close_matches(str(name), ("ngram", "exit"), n=1)) and not Path(name).exists():
+        raise ValueError(f"{name} is no folder here; did you mean {near[0]!r}?")
+    place = locate(name)
+    described = place / "drafter.json" if place else None
+    about: dict[str, Any] = {"kind": "model"}
+    if described is not None and described.is_file():
+        about = json.loads(described.read_text(encoding="utf-8"))
+    build = pick(DRAFTERS, str(about.get("kind")), f"the kind of drafter in {described}")
+    try:
+        return build(str(name), about.get("settings", {}), target, tokenizer)
+    except TypeError as error:
+        raise ValueError(f"{described}: its settings do not fit a drafter of kind {about.get('kind')}: {error}") from error

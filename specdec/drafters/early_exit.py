@@ -18,6 +18,10 @@ def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None
     """
     name, layers = blocks(target)
     body = getattr(target, target.base_model_prefix)
+    if any("forward" in vars(one) for one in (target, body)):
+        raise ValueError(
+            f"{type(target).__name__} has a wrapped forward (compiled, or with hooks), which would run all its layers; exit it before"
+        )
     if not 1 <= layer <= len(layers):
         raise ValueError(f"exit after layer {layer} asked; {type(target).__name__} has layers 1..{len(layers)}")
     view, short = _shell(target), _shell(body)

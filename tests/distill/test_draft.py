@@ -51,7 +51,7 @@ def test_chunks_equal_the_whole(family: str, weights: dict[str, float], chunk: i
     logits, wanted = draft(input_ids=batch.ids).logits[batch.scored], target(input_ids=batch.ids).logits[batch.scored].detach()
     naive = sum((weight * LOSSES[name](logits, wanted).sum() for name, weight in weights.items()), torch.zeros(()))
     naive.backward()
-    assert abs(total - float(naive)) < 1e-5 * max(1, abs(float(naive)))
+    assert abs(total - naive.item()) < 1e-5 * max(1, abs(naive.item()))
     for name, one in DistillDraft(draft, target).trainable.named_parameters():
         if one.grad is not None:
             assert torch.allclose(found[name], one.grad, atol=1e-5, rtol=1e-4), name

@@ -22,7 +22,7 @@ def test_the_shapes_of_a_record(tmp_path: Path) -> None:
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "given"}]
     name = write(
         tmp_path / "p.jsonl", {"prompt": "one"}, {"id": 7, "category": "x", "turns": ["two", "three"]}, {"messages": told},
-        {"messages": [*told, {"role": "user", "content": "b"}]},
+        {"messages": [*told, {"role": "user", "content": "b"}], "prompt": "as chat sets have it", "turns": None},
     )  # fmt: skip
     one, two, three, four = read_prompts(name)
     assert (one.id, one.category, one.turns) == ("line 1", "all", ["one"])
@@ -47,8 +47,9 @@ def test_a_broken_line_17_is_named_and_so_is_all_else_that_is_wrong(tmp_path: Pa
     records[7] = {"turns": [1]}
     records[8] = {"id": "line 1", "prompt": "x"}
     records[9] = "[1]"
+    records[12] = '{"prompt": "half \\ud800"}'
     records[10] = {"messages": [{"role": "assistant", "content": "x"}]}
-    with pytest.raises(ValueError, match="7 of 20 records") as error:
+    with pytest.raises(ValueError, match="8 of 20 records") as error:
         read_prompts(write(tmp_path / "p.jsonl", *records))
     for wanted in (
         "line 17: not JSON",
@@ -56,8 +57,12 @@ def test_a_broken_line_17_is_named_and_so_is_all_else_that_is_wrong(tmp_path: Pa
         "line 6: one of prompt, turns or messages",
         "line 9: id 'line 1' was used in line 1",
         "line 11: messages hold no user turn",
+        "line 13: the text holds half a character",
     ):
         assert wanted in str(error.value)
+    (tmp_path / "latin").write_bytes('{"prompt": "caf\xe9"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin: 1 of 1 records.*\n.*line 1: not UTF-8"):
+        read_prompts(str(tmp_path / "latin"))
     with pytest.raises(ValueError, match="holds no prompts"):
         read_prompts(write(tmp_path / "empty.jsonl"))
     with pytest.raises(FileNotFoundError, match="looked in"):

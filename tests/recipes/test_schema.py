@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import draftsmith, write_run
 
 from draftsmith.recipes import load_recipe
 from draftsmith.recipes.paths import HERE, find, find_recipe
+from runs import draftsmith, write_run
 
 
 def test_every_recipe_that_ships_loads_and_survives_its_own_dump(tmp_path: Path) -> None:
@@ -58,6 +58,17 @@ def test_yaml_traps(tmp_path: Path) -> None:
     assert recipe.train.learning_rate == 1e-4
     assert recipe.train.precision == "no"
     assert load_recipe(path, ["train.learning_rate=2e-5", "train.precision=no"]).train.learning_rate == 2e-5
+    for trap, problem in {
+        "train.learning_rate=true": "a number or a text is needed, found True",
+        "seed=1:30": "valid integer",
+        "train.learning_rate=.inf": "finite number",
+        "train={{x}}": "a key must be plain text",
+        "draft.layers=[1, 1]": "each layer at most once",
+        "eval.candidates=[{drafter: exit:x}]": "exit takes a whole number",
+    }.items():
+        with pytest.raises(ValueError, match=problem):
+            load_recipe(path, [trap])
+    assert load_recipe(path, ["seed=010"]).seed == 10, "not octal"
     path.write_text(text + "seed: 4\n")
     with pytest.raises(ValueError, match="'seed' is given twice"):
         load_recipe(path)
@@ -67,6 +78,15 @@ def test_yaml_traps(tmp_path: Path) -> None:
     path.write_text("a: [")
     with pytest.raises(ValueError, match=r"small\.yaml"):
         load_recipe(path)
+
+
+def test_the_schema_knows_the_losses() -> None:
+    from typing import get_args
+
+    from draftsmith.distill import LOSSES
+    from draftsmith.recipes.schema import Loss
+
+    assert set(get_args(Loss)) == LOSSES.keys()
 
 
 def test_overrides_reach_whatever_the_recipe_has(tmp_path: Path) -> None:

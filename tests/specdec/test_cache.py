@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
 
 from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
-from draftsmith.specdec.cache import CachedLM
-from tiny import FAMILIES, tiny
+from draftsmith.specdec.cache import CachedLM, positions
+from tiny import FAMILIES, noisy, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,3 +101,49 @@ def test_a_recurrent_state_is_refused_by_class_and_decoded_plainly() -> None:
         generate(model, [[1, 2, 3]], NgramDrafter(), max_new_tokens=5)
     with pytest.raises(ValueError, match="one prompt at a time"):
         generate(model, [[1, 2, 3], [1]], max_new_tokens=5)
+
+
+def test_an_imperfect_draft_with_a_window_serves_one_row_without_masks() -> None:
+    """A refused last draft must leave no column behind: one row's draft cache is its live tokens and nothing else."""
+    target, sliding = tiny("mistral"), noisy(tiny("mistral", sliding_window=8), 0.05)
+    wanted = generate(target, [[3, 1, 4, 1, 5]], max_new_tokens=40).tokens
+    drafter = ModelDrafter(sliding)
+    assert generate(target, [[3, 1, 4, 1, 5]], drafter, k=3, max_new_tokens=40).tokens == wanted
+    assert bool(drafter._lm._live.all())
+
+
+def test_rotary_scalings_that_change_with_length_are_served_up_to_where_they_change() -> None:
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 16,
+    }
+    model = tiny("phi3", rope_parameters=scaling, original_max_position_embeddings=16, max_position_embeddings=64)
+    assert positions(model.config) == 16
+    assert len(generate(model, [[3, 4, 5]], max_new_tokens=14).tokens[0]) == 14
+    with pytest.raises(ValueError, match="serves 16 here"):
+        generate(model, [[3, 4, 5]], max_new_tokens=15)
+    target = tiny("llama")
+    drafter = ModelDrafter(model)  # as a draft it pauses there, and the text goes on
+    assert (
+        generate(target, [[3, 4, 5]], drafter, k=3, max_new_tokens=30).tokens
+        == generate(target, [[3, 4, 5]], max_new_tokens=30).tokens
+    )
+    assert bool(drafter.paused.all())
+
+
+def test_a_model_that_counts_positions_by_columns_is_refused_for_ragged_rows() -> None:
+    torch.manual_seed(0)
+    model = MptForCausalLM(MptConfig(vocab_size=61, d_model=32, n_heads=4, n_layers=2, max_seq_len=64)).eval()
+    assert len(generate(model, [[1, 2, 3]], NgramDrafter(), max_new_tokens=9).tokens[0]) == 9
+    with pytest.raises(ValueError, match="cannot skip padding"):
+        generate(model, [[1, 2, 3], [1]], max_new_tokens=9)
+
+
+def test_a_window_too_small_for_a_batch_is_refused_before_anything_is_written() -> None:
+    model = tiny("mistral", sliding_window=8)
+    with pytest.raises(ValueError, match="one prompt at a time"):
+        generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=9)
+    assert len(generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=5).tokens[1]) == 5

@@ -179,6 +179,30 @@ def test_a_model_in_train_mode_decodes_without_dropout_and_gets_its_mode_back() 
     assert not target.model.layers[1].training
 
 
+def test_an_exit_of_a_target_that_was_put_into_train_mode_later_drafts_without_dropout() -> None:
+    target = tiny("llama", attention_dropout=0.9)
+    drafter = EarlyExitDrafter(target, 3)
+    target.train()
+    out = generate(target, [PROMPTS[0]], drafter, k=3, max_new_tokens=20)
+    assert all(drafted == accepted for drafted, accepted in out.rounds[0])
+    target.eval()
+    target.model.train()  # the root alone says eval
+    assert generate(target, [PROMPTS[0]], max_new_tokens=20).tokens == out.tokens
+    target.forward = target.forward  # as a compiled or hooked model has it
+    with pytest.raises(ValueError, match="wrapped forward"):
+        EarlyExitDrafter(target, 1)
+
+
+def test_a_row_near_the_end_of_the_drafts_positions_does_not_hang_on_its_neighbours() -> None:
+    short, how = tiny("llama", 3, max_position_embeddings=20), Sampling(1.0)
+    prompt = list(range(3, 14))
+    for seed in range(12):
+        alone = generate(TARGET, [prompt], ModelDrafter(short), k=4, max_new_tokens=10, how=how, seed=[seed])
+        together = generate(TARGET, [prompt, [5]], ModelDrafter(short), k=4, max_new_tokens=10, how=how, seed=[seed, 99])
+        assert alone.tokens[0] == together.tokens[0]
+        assert alone.rounds[0] == together.rounds[0]
+
+
 def test_a_generation_config_does_not_turn_sampling_on() -> None:
     target = tiny("llama")
     target.generation_config.update(do_sample=True, temperature=3.0, top_k=3, repetition_penalty=5.0)
@@ -227,7 +251,9 @@ def test_a_fault_in_a_drafter_leaves_the_target_whole() -> None:
         ([[1, 61]], {}, "ids 0..60"),
         ([[1]], {"k": -1}, "k=-1"),
         ([[1]], {"min_new_tokens": 99}, "min_new_tokens=99"),
-        ([[1]], {"max_new_tokens": 600}, "positions"),
+        ([[1]], {"max_new_tokens": 513}, "positions"),
+        ([[1]], {"eos": 61}, "eos"),
+        ([[1]], {"eos": [-1]}, "eos"),
         ([[1]], {"verify": "typical"}, "typical"),
         ([[1]], {"seed": [1, 2]}, "one seed a row"),
         ([[1]], {"stop_strings": ["x"]}, "not served"),

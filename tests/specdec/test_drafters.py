@@ -102,6 +102,14 @@ def test_drafters_by_name_and_by_folder(tmp_path: Path) -> None:
     (tmp_path / "draft" / "drafter.json").write_text(json.dumps({"kind": "modle"}))
     with pytest.raises(ValueError, match="did you mean 'model'"):
         load_drafter(tmp_path / "draft", target)
+    for about, message in (({}, "kind of drafter"), ({"kind": "ngram", "settings": {"longst": 2}}, "settings do not fit")):
+        (tmp_path / "draft" / "drafter.json").write_text(json.dumps(about))
+        with pytest.raises(ValueError, match=message):
+            load_drafter(tmp_path / "draft", target)
+    with pytest.raises(ValueError, match="did you mean 'ngram'"):
+        load_drafter("ngrams", target)
+    with pytest.raises(ValueError, match="whole number"):
+        load_drafter("ngram:x", target)
     with pytest.raises(ValueError, match="exit:6"):
         load_drafter("exit", target)
     with pytest.raises(ValueError, match=r"layers 1\.\.3"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from draftsmith.specdec import compatible, load
-from draftsmith.specdec.models import chat_ids, pick, revision
+from draftsmith.specdec.models import chat_ids, pick, resolve, revision
 from tiny import tiny_folder, tiny_tokenizer
 
 
@@ -76,6 +77,23 @@ def test_a_gguf_is_dequantised_once_into_a_folder_that_reloads(tmp_path: Path) -
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
 
 
+def test_two_processes_that_dequantise_at_once_end_with_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_folder(tmp_path / "plain")
+    write_gguf(tmp_path / "plain", tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.F32)
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    folder = Path(resolve(tmp_path / "tiny.gguf"))
+    rename = Path.rename
+
+    def slower(self: Path, other: Path) -> Path:
+        shutil.copytree(folder.with_name("faster"), other)  # the other process ends first
+        return rename(self, other)
+
+    rename(folder, folder.with_name("faster"))
+    monkeypatch.setattr(Path, "rename", slower)
+    assert resolve(tmp_path / "tiny.gguf") == str(folder)
+    assert sorted(one.name for one in folder.parent.iterdir()) == sorted(["faster", folder.name])
+
+
 def test_a_quantised_gguf_loads_as_what_its_blocks_say(tmp_path: Path) -> None:
     tiny_folder(tmp_path / "plain", hidden_size=64, intermediate_size=96, head_dim=16)
     write_gguf(tmp_path / "plain", tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
@@ -107,6 +125,8 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
         load(tmp_path / "x.bin")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load(tmp_path / "gone")
+    with pytest.raises(OSError, match="nobody/nothing is no file or folder here"):
+        load("nobody/nothing")
     with pytest.raises(ValueError, match="dtype: 'fp8'"):
         load(tiny_folder(tmp_path / "t"), dtype="fp8")
 

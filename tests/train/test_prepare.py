@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import draftsmith, kill_when, write_run
 
 from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load, revision
-from draftsmith.train.prepare import manifest, prepare, read_answers
+from draftsmith.train.prepare import identity, manifest, prepare, read_answers
+from runs import draftsmith, kill_when, write_run
 from tiny import plain_greedy
 
 
@@ -29,15 +29,30 @@ def test_answers_are_the_targets_own_and_counted(tmp_path: Path, capsys: pytest.
     told = json.loads((tmp_path / "a.jsonl.json").read_text())
     assert told["finished"] + told["cut_off"] == told["answers"] == 7
     assert f"{told['cut_off']} were cut off at 24" in capsys.readouterr().out
-    assert read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer) == rows
+    path, mine = tmp_path / "a.jsonl", identity(about["revision"], tokenizer)
+    assert read_answers(path, mine) == read_answers(path, about) == rows
     with pytest.raises(ValueError, match="A draft learns what its own target says"):
-        read_answers(tmp_path / "a.jsonl", "sha256:other", tokenizer)
+        read_answers(path, identity("sha256:other", tokenizer))
+    with pytest.raises(ValueError, match="max_new_tokens is 24 there and 25 here"):
+        read_answers(path, about | {"max_new_tokens": 25})
     tokenizer.chat_template += " "
     with pytest.raises(ValueError, match="chat_template"):
-        read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer)
+        read_answers(path, identity(about["revision"], tokenizer))
+    path.write_text('{"prompt": "p0"}\n')
+    with pytest.raises(ValueError, match="line 1: an answer needs answer_ids, messages"):
+        read_answers(path, mine)
     (tmp_path / "a.jsonl.json").unlink()
     with pytest.raises(FileNotFoundError, match="nothing says which target"):
-        read_answers(tmp_path / "a.jsonl", about["revision"], tokenizer)
+        read_answers(path, mine)
+
+
+def test_a_template_that_refuses_a_role_is_named(tmp_path: Path) -> None:
+    tokenizer = load(load_recipe(write_run(tmp_path)).target.model).tokenizer
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    )
+    with pytest.raises(ValueError, match=r"refuses a chat of system, user: System role not supported"):
+        chat_ids(tokenizer, [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
 
 
 def test_killed_and_repeated_it_ends_with_the_same_bytes(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import draftsmith, kill_when, write_run
 from safetensors.torch import load_file
 
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
 from draftsmith.specdec.models import revision
 from draftsmith.train.data import to_rows
-from draftsmith.train.prepare import read_answers
+from draftsmith.train.prepare import identity, read_answers
+from runs import draftsmith, kill_when, write_run
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_the_run_folder_explains_itself(undisturbed: Path) -> None:
 def test_every_scored_token_is_an_answers_own_eos_included(undisturbed: Path) -> None:
     run = undisturbed / "runs" / "small"
     tokenizer = load(undisturbed / "target").tokenizer
-    answers = read_answers(run / "answers.jsonl", revision(undisturbed / "target"), tokenizer)
+    answers = read_answers(run / "answers.jsonl", identity(revision(undisturbed / "target"), tokenizer))
     rows = to_rows(answers, tokenizer, 1024, 0.2, 3)
     assert sorted(ids[prompt:] for ids, prompt in [*rows.train, *rows.held_out]) == sorted(row["answer_ids"] for row in answers)
     assert any(row["finished"] for row in answers), "the tiny target must say EOS sometimes, or nothing is tested"
@@ -95,6 +95,85 @@ def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
     done = draftsmith("train", undisturbed / "small.yaml")
     assert done.returncode == 0, done.stderr
     assert weights(undisturbed / "runs" / "small") == before
+
+
+def test_a_checkpoint_of_another_plan_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    """Other answers in the same file, or another number of processes: the steps done would not be those of this run."""
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    run = tmp_path / "copy" / "runs" / "small"
+    recipe = write_run(tmp_path / "copy")
+    text = (run / "recipe.yaml").read_text().replace(str(undisturbed), str(tmp_path / "copy"))
+    (run / "recipe.yaml").write_text(text)
+    lines = (run / "answers.jsonl").read_text().splitlines()
+    (run / "answers.jsonl").write_text(
+        "\n".join(line.replace('"answer_ids": [', '"answer_ids": [65, ', 1) for line in lines) + "\n"
+    )
+    done = draftsmith("train", recipe)
+    assert done.returncode == 2
+    assert "another target or of other rows" in done.stderr
+    shutil.rmtree(run / "teacher")
+    done = draftsmith("train", recipe)
+    assert done.returncode == 2
+    assert "cannot go on from step-" in done.stderr
+    assert "rows was" in done.stderr
+
+
+def test_a_kill_between_a_checkpoint_and_the_pointer_to_the_best_is_mended(undisturbed: Path) -> None:
+    run = undisturbed / "runs" / "small"
+    before = (run / "best.json").read_text()
+    (run / "best.json").unlink()
+    done = draftsmith("train", undisturbed / "small.yaml")
+    assert done.returncode == 0, done.stderr
+    assert (run / "best.json").read_text() == before
+
+
+def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> None:
+    """One held-out batch for two processes, a stored teacher, a support: nobody waits for ever, one of them writes."""
+    import subprocess
+    import sys
+
+    from runs import environment
+
+    shutil.copytree(undisturbed / "target", tmp_path / "target")
+    recipe = write_run(tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "draftsmith.train",
+        str(recipe),
+    ]
+    command += ["train.teacher=stored", "train.support=answers", "train.epochs=1"]
+    env = {**environment(), "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes on cpu" in done.stdout
+    assert done.stdout.count("best draft") == 1
+    run = tmp_path / "runs" / "small"
+    assert [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out" in line]
+    alone = draftsmith("train", recipe, "train.teacher=stored", "train.support=answers", "train.epochs=1")
+    assert alone.returncode == 2
+    assert "processes was 2, is 1" in alone.stderr
+
+
+def test_dropout_does_not_break_an_exact_resume(tmp_path: Path) -> None:
+    from tiny import tiny_folder
+
+    recipe = write_run(tmp_path)
+    tiny_folder(tmp_path / "target", attention_dropout=0.2)
+    whole = draftsmith("train", recipe, "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    answers = f"data.answers={tmp_path / 'runs' / 'whole' / 'answers.jsonl'}"
+    assert draftsmith("train", recipe, "name=cut", answers).returncode == 0
+    run = tmp_path / "runs" / "cut"
+    wanted = weights(run)
+    shutil.rmtree(runs.steps(run)[-1])
+    assert draftsmith("train", recipe, "name=cut", answers).returncode == 0
+    assert weights(run) == wanted
+    assert wanted == weights(tmp_path / "runs" / "whole")
 
 
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:

@@ -51,6 +51,15 @@ def test_states_of_another_target_or_other_rows_are_refused(tmp_path: Path) -> N
             StoredTeacher(live, tmp_path / "one", rows, revision, accelerator)
 
 
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
+    StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    broken = tmp_path / "one" / "states-00001.safetensors"
+    broken.write_bytes(broken.read_bytes()[:50])
+    with pytest.raises(ValueError, match=r"states-00001.safetensors is damaged"):
+        StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+
+
 def test_a_support_changes_the_loss_and_never_the_figures() -> None:
     target = tiny()
     batch = collate(ROWS)

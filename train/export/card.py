@@ -29,7 +29,7 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 | | |
 |---|---|
 | target | `{recipe.target.model}`, revision `{environment["target_revision"]}`; the draft speaks its token ids and no other model's |
-| draft | layers {recipe.draft.layers} of the target, {environment["trainable_parameters"]:,} trained parameters, embedding and head from the target |
+| draft | layers {recipe.draft.layers} of the target, {environment["trainable_parameters"]:,} trained parameters; the embedding is the target's, the head the target's times a trained square matrix |
 | start | {recipe.draft.warm_start} |
 | data | {environment["rows"]} answers of the target itself to `{recipe.data.prompts}` ({environment["scored_tokens"]:,} scored tokens), {environment["held_out_rows"]} held out |
 | loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
@@ -38,7 +38,7 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 
 ## What it is worth
 
-{_figures(recipe)}
+{_figures(recipe, str(checkpoint / "draft"))}
 
 ## Use
 
@@ -52,9 +52,12 @@ The weights are derived from the target's; the target's licence applies to them.
 """
 
 
-def _figures(recipe: Recipe) -> str:
-    path = recipe.folder / "report.md"
-    if not path.is_file():
+def _figures(recipe: Recipe, draft: str) -> str:
+    """The report of this very draft; a report of other drafts is not this one's."""
+    path = recipe.folder / "report.json"
+    measured = json.loads(path.read_text(encoding="utf-8"))["candidates"].values() if path.is_file() else ()
+    if draft not in [one.get("drafter") for one in measured]:
         return "Not measured. `draftsmith eval` writes the figures."
     # The headings of the report are one level below the card's.
-    return path.read_text(encoding="utf-8").partition("\n")[2].replace("\n## ", "\n### ").strip()
+    page = (recipe.folder / "report.md").read_text(encoding="utf-8")
+    return page.partition("\n")[2].replace("\n## ", "\n### ").strip()

@@ -15,10 +15,12 @@ from draftsmith.recipes.files import whole_folder
 from draftsmith.specdec.models import load_tokenizer, output_rows, quiet
 from draftsmith.train.export.card import card
 from draftsmith.train.export.prove import fingerprint
+from draftsmith.train.run import same_run
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
     """Write the run's best draft to runs/NAME/export/transformers, proved by a fresh process before it gets that name."""
+    same_run(recipe)
     place = recipe.folder / "export" / "transformers"
     if place.exists() and not force:
         raise FileExistsError(f"{place} exists; --force replaces it")

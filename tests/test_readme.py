@@ -1,0 +1,51 @@
+"""The README: its commands exist, its tree is the tree, and its tables are the ones in docs/measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from draftsmith import cli
+from draftsmith.eval import report
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_command_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"`?make (\w+)", README)
+    assert {"quickstart", "test"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    commands = re.findall(r"^(?:\.venv/bin/)?draftsmith (\w+)|`draftsmith (\w+)", README, re.MULTILINE)
+    named = {one or other for one, other in commands}
+    assert {"run", "prepare", "train", "eval", "export", "validate"} <= named
+    assert named <= set(cli.COMMANDS)
+
+
+def test_every_path_exists() -> None:
+    tree = README.split("## The house")[1].split("```")[1]
+    folder = Path()
+    for line in tree.strip().splitlines():
+        indent = len(line) - len(line.lstrip())
+        names = re.findall(r"(?:^|\s{2,})([a-z_0-9]+(?:/|\.py))(?=\s)", line)
+        assert names, line
+        for name in names:
+            if indent == 0:
+                folder = Path(name)
+                assert (ROOT / folder).is_dir(), line
+            else:
+                assert (ROOT / folder / name).exists(), line
+
+
+def test_the_tables_are_what_was_measured() -> None:
+    measured = json.loads((ROOT / "docs" / "measured" / "quickstart.json").read_text())
+    assert measured["prompts"] == measured["how"]["prompts_in_file"] == 96
+    for table in (report.rows(measured), report.kinds(measured)):
+        for line in table:
+            assert "| " + " | ".join(line) + " |" in README, line
+    assert report.verdict(measured).strip() in README
+    assert measured["how"]["versions"]["torch"] in README
+    assert measured["how"]["device"] in README
