@@ -17,7 +17,8 @@ from draftsmith.distill.head import Head, check_head, judged, last_hidden, score
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.teacher import LiveTeacher, Teacher
-from draftsmith.specdec.models import blocks, pick, quiet
+from draftsmith.specdec.models import blocks, pick
+from draftsmith.specdec.places import quiet
 
 
 class Origin(NamedTuple):

@@ -61,7 +61,8 @@ def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     from draftsmith.recipes import read_prompts
 
     prompts = read_prompts(recipe.data.prompts)  # before a model is loaded
-    from draftsmith.specdec.models import load, revision
+    from draftsmith.specdec.models import load
+    from draftsmith.specdec.places import revision
     from draftsmith.train.prepare import manifest, prepare
 
     out = chosen.out or recipe.folder / "answers.jsonl"

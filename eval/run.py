@@ -22,7 +22,7 @@ from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.runs import find_draft
 from draftsmith.specdec import Sampling, load, load_drafter
-from draftsmith.specdec.models import revision
+from draftsmith.specdec.places import revision
 
 
 def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from draftsmith.recipes.core_yaml import Core
 from draftsmith.recipes.paths import find_recipe
 from draftsmith.recipes.runs import NAMED
 
@@ -175,7 +175,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from a yaml file (or one of ours by name) with `a.b=c` overrides; ValueError lists everything wrong with it."""
     path = find_recipe(name)
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Core)
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=Core)
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
@@ -197,7 +197,7 @@ def _override(tree: dict[str, Any], text: str) -> str | None:
         return f"{text!r} is not an override; write section.key=value"
     *sections, key = path.split(".")
     try:
-        parsed = yaml.load(value, Loader=_Core)
+        parsed = yaml.load(value, Loader=Core)
     except yaml.YAMLError as error:
         return f"{path}: {value!r} cannot be read: {str(error).splitlines()[0]}"
     for section in sections:
@@ -234,34 +234,3 @@ def _keys(location: tuple[str | int, ...]) -> list[str]:
         if model is None:
             return []
     return list(model.model_fields)
-
-
-class _Core(yaml.SafeLoader):
-    """YAML 1.2's core: `no` is text, 1e-4 is a number, and a key given twice is an error."""
-
-    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":int", ":merge"))]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, (str, int, float)):
-                raise yaml.constructor.ConstructorError(None, None, f"a key must be plain text, found {key!r}", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Core.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_Core.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
-_Core.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)|(?:\.[0-9]+|[0-9]+\.[0-9]*)|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)

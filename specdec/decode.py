@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from draftsmith.specdec.cache import CachedLM, positions
 from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.models import output_rows
+from draftsmith.specdec.noise import RowNoise
 from draftsmith.specdec.pace import Fixed, Pace
 from draftsmith.specdec.sampling import Sampling, to_probs
 from draftsmith.specdec.verify import VERIFY
@@ -75,7 +75,7 @@ def generate(
     device = target.device
     pace = pace or Fixed(k if drafter is not None else 0)
     layers = drafter.hidden_layers if drafter is not None else ()
-    noise = _Noise(seed, batch, how.temperature > 0)
+    noise = RowNoise(seed, batch, how.temperature > 0)
     lm = CachedLM(target, batch)
     lm.refuse_ahead(max(map(len, prompts)) + max_new_tokens)
 
@@ -137,7 +137,7 @@ def generate(
 
 
 def _propose(
-    drafter: Drafter | None, k: int, how: Sampling, noise: _Noise, batch: int, vocabulary: int, device: torch.device
+    drafter: Drafter | None, k: int, how: Sampling, noise: RowNoise, batch: int, vocabulary: int, device: torch.device
 ) -> Proposal:
     nothing = Proposal(
         torch.empty(batch, 0, dtype=torch.long, device=device), None, torch.zeros(batch, dtype=torch.long, device=device)
@@ -197,24 +197,6 @@ def _without_early_end(logits: Tensor, ends: frozenset[int], least: int, written
     banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     banned[sorted(ends)] = True
     return logits.masked_fill((place < least)[..., None] & banned, -torch.inf)
-
-
-class _Noise:
-    """Random numbers keyed by (seed, row, tokens written): a row's noise depends on nothing else, in whatever batch."""
-
-    def __init__(self, seed: int | Sequence[int], rows: int, wanted: bool) -> None:
-        self._seeds = [f"{seed}/{row}" for row in range(rows)] if isinstance(seed, int) else [f"{one}" for one in seed]
-        self._wanted = wanted  # at temperature 0 every law is one-hot and the noise changes nothing
-        self.draft = [torch.Generator().manual_seed(0) for _ in range(rows)]
-        self.verify = [torch.Generator().manual_seed(0) for _ in range(rows)]
-
-    def next_round(self, written: list[list[int]]) -> None:
-        if not self._wanted:
-            return
-        for stream, generators in (("draft", self.draft), ("verify", self.verify)):
-            for seed, row, generator in zip(self._seeds, written, generators, strict=True):
-                digest = hashlib.blake2b(f"{stream}/{seed}/{len(row)}".encode(), digest_size=7).digest()
-                generator.manual_seed(int.from_bytes(digest, "big"))
 
 
 def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

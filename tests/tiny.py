@@ -133,7 +133,7 @@ def tiny_tokenizer(swapped: tuple[int, int] | None = None) -> Any:
 
 def tiny_folder(place: Any, seed: int = 0, swapped: tuple[int, int] | None = None, **changes: Any) -> str:
     """A target on disk: a tiny llama that speaks the byte tokenizer, and sometimes EOS."""
-    from draftsmith.specdec.models import quiet
+    from draftsmith.specdec.places import quiet
 
     tokenizer = tiny_tokenizer(swapped)
     model = tiny("llama", seed, vocab_size=len(tokenizer), max_position_embeddings=2048, **changes)

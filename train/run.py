@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +14,17 @@ from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, colla
 from draftsmith.distill.draft import Origin, check_layers
 from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import append_lines, room_for, whole_folder, write_whole
+from draftsmith.recipes.files import room_for, whole_folder, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.progress import Progress
-from draftsmith.specdec.models import load, revision
+from draftsmith.specdec.models import load
+from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import make_accelerator
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.prepare import identity, manifest, prepare, read_answers
+from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.states import StoredTeacher
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
@@ -107,10 +105,10 @@ def run_training(recipe: Recipe) -> Path:
     steps_of = {"processes": accelerator.num_processes, "steps": plan.steps, "rows": plan.fingerprint}
     start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
     if accelerator.is_main_process:
-        write_whole(folder / "environment.json", json.dumps(_environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
-        _banner(rows, plan, start, accelerator, folder)
+        write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
+        banner(rows, plan, start, accelerator, folder)
 
-    log = _Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
+    log = Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
     progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
 
     def after(record: Record) -> None:
@@ -170,49 +168,6 @@ def _start(
 def _support(rows: Rows) -> torch.Tensor:
     """The ids that the answers hold, sorted: [S]."""
     return torch.tensor(sorted({token for ids, prompt in rows.train for token in ids[prompt:]}))
-
-
-class _Log:
-    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
-
-    def __init__(self, path: Path, start: int, main: bool) -> None:
-        self._path, self._main = path, main
-        if main and path.is_file():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            write_whole(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
-
-    def write(self, record: dict[str, Any]) -> None:
-        if self._main:
-            append_lines(self._path, [json.dumps(record)])
-
-
-def _banner(rows: Rows, plan: Plan, start: int, accelerator: Accelerator, folder: Path) -> None:
-    scored = sum(len(ids) - prompt for ids, prompt in rows.train)
-    left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
-    print(
-        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
-        f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
-        f"{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
-    )
-
-
-def _environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft) -> dict[str, Any]:
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True
-        ).stdout.strip()
-    except OSError:
-        commit = ""
-    packages = ("draftsmith", "torch", "transformers", "datasets", "accelerate", "peft", "numpy")
-    return {
-        "target": recipe.target.model, "target_revision": identity, "argv": sys.argv, "commit": commit or "unknown",
-        "python": platform.python_version(), "machine": platform.processor() or platform.machine(), "device": str(accelerator.device),
-        "processes": accelerator.num_processes, "threads": torch.get_num_threads(), "precision": recipe.train.precision,
-        "versions": {name: metadata.version(name) for name in packages},
-        "trainable_parameters": sum(one.numel() for one in draft.parameters()),
-        "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
-        "scored_tokens": sum(len(ids) - prompt for ids, prompt in rows.train),
-    }  # fmt: skip
 
 
 def _bytes(draft: CutDraft) -> int:

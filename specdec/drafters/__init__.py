@@ -14,7 +14,8 @@ from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
-from draftsmith.specdec.models import compatible, load_model, load_tokenizer, locate, output_rows, pick
+from draftsmith.specdec.models import compatible, load_model, load_tokenizer, output_rows, pick
+from draftsmith.specdec.places import locate
 
 __all__ = ["DRAFTERS", "Drafter", "EarlyExitDrafter", "ModelDrafter", "NgramDrafter", "Outcome", "Proposal", "load_drafter"]
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from draftsmith.specdec import compatible, load
-from draftsmith.specdec.models import chat_ids, pick, resolve, revision
+from draftsmith.specdec.models import chat_ids, pick
+from draftsmith.specdec.places import resolve, revision
 from tiny import tiny_folder, tiny_tokenizer
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
-from draftsmith.specdec.models import revision
+from draftsmith.specdec.places import revision
 from draftsmith.train.data import to_rows
 from draftsmith.train.prepare import identity, read_answers
 from runs import draftsmith, kill_when, write_run

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftsmith.specdec.models import chat_ids, load, load_tokenizer, output_rows, quiet
+from draftsmith.specdec.models import chat_ids, load, load_tokenizer, output_rows
+from draftsmith.specdec.places import quiet
 
 QUESTIONS = ("Write a line of Python that prints hello.", "What is the capital of France?")
 TOKENS = 24

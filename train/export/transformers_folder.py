@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import whole_folder
-from draftsmith.specdec.models import load_tokenizer, output_rows, quiet
+from draftsmith.specdec.models import load_tokenizer, output_rows
+from draftsmith.specdec.places import quiet
 from draftsmith.train.export.card import card
 from draftsmith.train.export.prove import fingerprint
 from draftsmith.train.run import same_run

@@ -1,0 +1,62 @@
+"""What a run says about itself: its banner, its environment and the figures of its steps."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from draftsmith.distill import CutDraft
+from draftsmith.recipes import Recipe
+from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.train.data import Plan, Rows
+
+
+class Log:
+    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
+
+    def __init__(self, path: Path, start: int, main: bool) -> None:
+        self._path, self._main = path, main
+        if main and path.is_file():
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            write_whole(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._main:
+            append_lines(self._path, [json.dumps(record)])
+
+
+def banner(rows: Rows, plan: Plan, start: int, accelerator: Accelerator, folder: Path) -> None:
+    scored = sum(len(ids) - prompt for ids, prompt in rows.train)
+    left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
+    print(
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
+        f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
+        f"{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
+    )
+
+
+def environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft) -> dict[str, Any]:
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        commit = ""
+    packages = ("draftsmith", "torch", "transformers", "datasets", "accelerate", "peft", "numpy")
+    return {
+        "target": recipe.target.model, "target_revision": identity, "argv": sys.argv, "commit": commit or "unknown",
+        "python": platform.python_version(), "machine": platform.processor() or platform.machine(), "device": str(accelerator.device),
+        "processes": accelerator.num_processes, "threads": torch.get_num_threads(), "precision": recipe.train.precision,
+        "versions": {name: metadata.version(name) for name in packages},
+        "trainable_parameters": sum(one.numel() for one in draft.parameters()),
+        "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
+        "scored_tokens": sum(len(ids) - prompt for ids, prompt in rows.train),
+    }  # fmt: skip
