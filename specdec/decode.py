@@ -139,11 +139,9 @@ def generate(
 def _propose(
     drafter: Drafter | None, k: int, how: Sampling, noise: RowNoise, batch: int, vocabulary: int, device: torch.device
 ) -> Proposal:
-    nothing = Proposal(
-        torch.empty(batch, 0, dtype=torch.long, device=device), None, torch.zeros(batch, dtype=torch.long, device=device)
-    )
     if drafter is None:
-        return nothing
+        nothing = torch.empty(batch, 0, dtype=torch.long, device=device)
+        return Proposal(nothing, None, torch.zeros(batch, dtype=torch.long, device=device))
     tokens, probs, n = drafter.propose(k, how, noise.draft)
     tokens, n = tokens.to(device), n.to(device)
     widest = int(n.max()) if tokens.shape[1] else 0

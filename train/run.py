@@ -129,9 +129,8 @@ def run_training(recipe: Recipe) -> Path:
             start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()
-    if accelerator.is_main_process:
-        best = json.loads((folder / "best.json").read_text())
-        print(f"best draft: {folder / best['checkpoint'] / 'draft'}, held-out acceptance {best['held_out']['acceptance']:.3f}")
+    if accelerator.is_main_process and (best := runs.best(folder)) is not None:
+        print(f"best draft: {best / 'draft'}, held-out acceptance {runs.state(best)['held_out']['acceptance']:.3f}")
     return folder
 
 
