@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
+
+
+@contextmanager
+def launched(precision: str) -> Iterator[Accelerator]:
+    """The accelerator while a block runs; behind it the processes part in order.
+
+    A process that exits while its group stands destroys the group's threads as they run, which now and then aborts it.
+    """
+    accelerator = make_accelerator(precision)
+    try:
+        yield accelerator
+        accelerator.wait_for_everyone()
+    finally:
+        accelerator.end_training()
 
 
 def make_accelerator(precision: str) -> Accelerator:

@@ -21,7 +21,7 @@ from draftsmith.specdec.models import load
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
-from draftsmith.train.launch import make_accelerator
+from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.prepare import identity, manifest, prepare, read_answers
 from draftsmith.train.record import Log, banner, environment
@@ -60,14 +60,19 @@ def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[
 
 def run_training(recipe: Recipe) -> Path:
     """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
-    settings = recipe.train
     if recipe.data.answers is not None:
         find(recipe.data.answers)
     else:
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    accelerator = make_accelerator(settings.precision)
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    with launched(recipe.train.precision) as accelerator:
+        _train(recipe, accelerator)
+    return recipe.folder
+
+
+def _train(recipe: Recipe, accelerator: Accelerator) -> None:
+    settings = recipe.train
     same_run(recipe)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
@@ -131,7 +136,6 @@ def run_training(recipe: Recipe) -> Path:
         progress.done()
     if accelerator.is_main_process and (best := runs.best(folder)) is not None:
         print(f"best draft: {best / 'draft'}, held-out acceptance {runs.state(best)['held_out']['acceptance']:.3f}")
-    return folder
 
 
 def _start(

@@ -160,19 +160,19 @@ sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tiny import tiny
 from draftsmith.distill import CutDraft, DistillDraft
 from draftsmith.train.data import micro_batches
-from draftsmith.train.launch import make_accelerator
+from draftsmith.train.launch import launched
 from draftsmith.train.loop import gradient
 torch.set_num_threads(1)
 rows = {ROWS!r}
-accelerator = make_accelerator("no")
-for some in (rows, rows[:1]):
-    target = tiny()
-    objective = DistillDraft(CutDraft(target, [0, 1]), target)
-    objective.trainable = accelerator.prepare(objective.trainable)
-    sums = gradient(objective, micro_batches(some, 2, accelerator.process_index, accelerator.num_processes), accelerator)
-    norm = float(torch.nn.utils.get_total_norm([one.grad for one in objective.trainable.parameters()]))
-    if accelerator.is_main_process:
-        print(json.dumps([accelerator.num_processes, sums["loss"], sums["scored"], norm]), flush=True)
+with launched("no") as accelerator:
+    for some in (rows, rows[:1]):
+        target = tiny()
+        objective = DistillDraft(CutDraft(target, [0, 1]), target)
+        objective.trainable = accelerator.prepare(objective.trainable)
+        sums = gradient(objective, micro_batches(some, 2, accelerator.process_index, accelerator.num_processes), accelerator)
+        norm = float(torch.nn.utils.get_total_norm([one.grad for one in objective.trainable.parameters()]))
+        if accelerator.is_main_process:
+            print(json.dumps([accelerator.num_processes, sums["loss"], sums["scored"], norm]), flush=True)
 """
     )
     env = {**__import__("os").environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
