@@ -84,6 +84,14 @@ class CachedLM:
         elif unused:
             raise ValueError(self.cannot_roll_back())
 
+    def select(self, rows: Tensor) -> None:
+        """Keep `rows` of the batch (indices, ascending), and of the columns those that one of them uses from the right."""
+        rows = rows.to(self._live.device)
+        self._live = self._live[rows]
+        self.batch_size = len(rows)
+        self._cache.batch_select_indices(rows)
+        self.forget(torch.zeros(len(rows), dtype=torch.long))
+
     def cannot_roll_back(self) -> str | None:
         """Why this model's cache cannot forget, or None where it can. Asked after the first `extend`, which builds the layers."""
         for layer in self._cache.layers:

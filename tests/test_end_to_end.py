@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import draftsmith, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
 from draftsmith.specdec.models import chat_ids
-from runs import draftsmith, write_run
 from tiny import tiny_folder
 
 

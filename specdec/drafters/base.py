@@ -10,11 +10,18 @@ from draftsmith.specdec.sampling import Generator, Sampling
 
 
 class Proposal(NamedTuple):
-    """`tokens` [B, K], the laws they were drawn from `probs` [B, K, V] (None: each was certain), how many count: `n` [B]."""
+    """`tokens` [B, K], the laws they were drawn from `probs` [B, K, V] (None: each was certain), how many count: `n` [B].
+
+    `match` [B] tells the pace what a row's proposal rests on: the length of the text that was looked up, 0 for a model's
+    own words. It may depend on tokens before the proposal only. `parents` [B, K] is kept for trees of candidates (the
+    column a token follows on, -1 for the last token of the text); None is a chain, and only chains are served.
+    """
 
     tokens: Tensor
     probs: Tensor | None
     n: Tensor
+    match: Tensor | None = None
+    parents: Tensor | None = None
 
 
 class Outcome(NamedTuple):
@@ -40,3 +47,7 @@ class Drafter(Protocol):
     def propose(self, k: int, how: Sampling, generator: Generator) -> Proposal: ...
 
     def observe(self, outcome: Outcome) -> None: ...
+
+    def select(self, rows: Tensor) -> None:
+        """Only `rows` of the batch (indices, ascending) go on; asked between rounds. A drafter may leave this method out:
+        its ended rows are then carried along, told of ordinary tokens."""

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from runs import draftsmith, kill_when, write_run
 
 from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train.prepare import identity, manifest, prepare, read_answers
-from runs import draftsmith, kill_when, write_run
 from tiny import plain_greedy
 
 
