@@ -10,7 +10,7 @@ quickstart: .venv/ready
 	.venv/bin/draftsmith run recipes/quickstart.yaml
 
 test: .venv/ready
-	.venv/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile
 
 check: lint types test
 

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import draftsmith
 from draftsmith.recipes import Recipe, load_recipe
@@ -15,18 +16,29 @@ from draftsmith.recipes import Recipe, load_recipe
 ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError, ImportError)
 
 
+class Command(NamedTuple):
+    """What a command does with its arguments; one that takes a recipe gets it loaded, with the overrides behind it."""
+
+    run: Callable[[Any, argparse.Namespace], int | None]
+    what: str
+    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    recipe: bool = True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0 when it did what was asked, 2 on an error that says what to do, 130 when interrupted."""
     parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
-    stray = [one for one in rest if "=" not in one]
-    if stray:
+    command = COMMANDS[chosen.command]
+    if command.recipe and (stray := [one for one in rest if "=" not in one]):
         parser.error(f"{stray[0]!r} is neither an option nor an override of the recipe (section.key=value)")
+    if rest and not command.recipe:
+        parser.error(f"{rest[0]!r} is no option of {chosen.command}; a text of several words goes between quotes")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warn when a process forks after their use
     try:
-        return int(chosen.run(load_recipe(chosen.recipe, rest), chosen) or 0)
+        return int(command.run(load_recipe(chosen.recipe, rest) if command.recipe else None, chosen) or 0)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it was", file=sys.stderr)
+        print("\ninterrupted" + ("; the same command goes on where it was" if command.recipe else ""), file=sys.stderr)
         return 130
     except ERRORS as error:
         if os.environ.get("DRAFTSMITH_TRACEBACK"):
@@ -39,18 +51,46 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="draftsmith", description=draftsmith.__doc__)
     parser.add_argument("--version", action="version", version=f"draftsmith {draftsmith.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (run, what) in COMMANDS.items():
-        one = commands.add_parser(
-            name, help=what, description=what, epilog="Any value of the recipe can be set behind it: train.epochs=2"
-        )
-        one.add_argument("recipe", help="a yaml file, or the name of a recipe that ships with Draftsmith")
-        one.set_defaults(run=run)
-        if name == "prepare":
-            one.add_argument("--out", type=Path, help="where the answers go (default: answers.jsonl in the run folder)")
-        if name == "export":
-            one.add_argument("--format", help="instead of the recipe's export.format")
-            one.add_argument("--force", action="store_true", help="replace an export that is there")
+    for name, command in COMMANDS.items():
+        hint = "Any value of the recipe can be set behind it: train.epochs=2" if command.recipe else None
+        one = commands.add_parser(name, help=command.what, description=command.what, epilog=hint)
+        if command.recipe:
+            one.add_argument("recipe", help="a yaml file, or the name of a recipe that ships with Draftsmith")
+        command.options(one)
     return parser
+
+
+def _prepare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, help="where the answers go (default: answers.jsonl in the run folder)")
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", help="instead of the recipe's export.format")
+    parser.add_argument("--force", action="store_true", help="replace an export that is there")
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    add, default = parser.add_argument, argparse.SUPPRESS  # what is not said keeps the default of `show.Asked`
+    add("prompt", help="the text to answer; - reads stdin")
+    add("--target", required=True, metavar="NAME", help="a hub id, a folder, a .gguf file or package:NAME/FILE")
+    add(
+        "--draft", default=default, metavar="NAME", help="who drafts: a model as for --target, exit:LAYER, ngram; without it nobody"
+    )
+    add("--ngram", default=default, action="store_true", help="draft what followed the same words before; --draft speaks elsewhere")
+    add("-k", default=default, type=int, metavar="N", help="tokens drafted for a call of the target, 4")
+    add("--adaptive", default=default, action="store_true", help="draft up to k tokens, as many as pay")
+    add("--max-new-tokens", default=default, type=int, metavar="N", help="128")
+    add("--temperature", default=default, type=float, metavar="T", help="0 is greedy, and the default")
+    add("--top-k", default=default, type=int, metavar="N", help="0 is off, and the default")
+    add("--top-p", default=default, type=float, metavar="P", help="1 is off, and the default")
+    add("--seed", default=default, type=int, metavar="N", help="0")
+    add("--system", default=default, metavar="TEXT", help="the system's turn of the chat")
+    add("--raw", default=default, action="store_true", help="continue the prompt as it is, without the chat template")
+    add("--stop", default=default, action="append", metavar="STRING", help="a text that ends the answer; may be given again")
+    add("--threads", default=default, type=int, metavar="N", help="of the processor, for torch")
+    add("--dtype", default=default, metavar="NAME", help="fp32 (the default), bf16 or fp16")
+    add("--plain", default=default, action="store_true", help="no colours and no live count, as into a pipe")
+    add("--compare", default=default, action="store_true", help="decode without the draft too, and say what it was worth")
 
 
 def _validate(recipe: Recipe, chosen: argparse.Namespace) -> None:
@@ -108,13 +148,20 @@ def _run(recipe: Recipe, chosen: argparse.Namespace) -> None:
     print(f"all of it took {minutes} min {seconds} s; everything is in {recipe.folder}")
 
 
+def _generate(recipe: None, chosen: argparse.Namespace) -> int:
+    from draftsmith.specdec.show import Asked, show
+
+    return show(Asked(**{name: value for name, value in vars(chosen).items() if name != "command"}))
+
+
 COMMANDS = {
-    "run": (_run, "train, evaluate and export, going on where an earlier call stopped"),
-    "prepare": (_prepare, "let the target answer the training prompts"),
-    "train": (_train, "train the draft of a recipe"),
-    "eval": (_eval, "measure the candidates of a recipe beside plain decoding"),
-    "export": (_export, "write the best draft for the engine that will serve it"),
-    "validate": (_validate, "check a recipe and print it with every default filled in"),
+    "run": Command(_run, "train, evaluate and export, going on where an earlier call stopped"),
+    "prepare": Command(_prepare, "let the target answer the training prompts", _prepare_options),
+    "train": Command(_train, "train the draft of a recipe"),
+    "eval": Command(_eval, "measure the candidates of a recipe beside plain decoding"),
+    "export": Command(_export, "write the best draft for the engine that will serve it", _export_options),
+    "validate": Command(_validate, "check a recipe and print it with every default filled in"),
+    "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
 }
 
 if __name__ == "__main__":

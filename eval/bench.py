@@ -10,15 +10,17 @@ from transformers import PreTrainedModel
 
 from draftsmith.recipes import Prompt
 from draftsmith.specdec import Drafter, Generation, Sampling, generate
-from draftsmith.specdec.models import chat_ids
+from draftsmith.specdec.audit import first_difference
+from draftsmith.specdec.models import chat_ids, real_ids
+from draftsmith.specdec.pace import Adaptive, Fixed, Pace
 
 
 class Arm(NamedTuple):
-    """A candidate: what it is called, its drafter, how many tokens it drafts a round."""
+    """A candidate: what it is called, its drafter, how many tokens it drafts a round (or "adaptive")."""
 
     name: str
     drafter: Drafter
-    k: int
+    k: int | str
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Measurement:
     """One candidate on one answer. Lengths are a number a target call; ms are means; seconds include the prefill."""
 
     drafter: str
-    k: int
+    k: int | str
     temperature: float
     batch: int
     category: str
@@ -39,6 +41,7 @@ class Measurement:
     drafted_lengths: tuple[int, ...]
     equal: int  # answers that equal plain decoding's, token for token, of `compared`; compared at temperature 0 only
     compared: int
+    gaps: tuple[float, ...]  # nats between the target's two best where an answer first differs from plain decoding's; () if none
     draft_ms: float  # a drafted token; of an answer in which nothing was drafted, all the time spent on looking
     target_ms: float  # a verifying call of the target
     baseline_ms: float  # a one-token call of the target
@@ -58,10 +61,17 @@ def measure(
     Each arm decodes eight tokens beforehand that are not counted. Prompts of several turns are played turn by turn, with
     plain decoding's answers in between.
     """
-    settings: dict[str, Any] = {"how": how, "eos": tokenizer.eos_token_id, "seed": seed}
+    settings: dict[str, Any] = {"how": how, "eos": tokenizer.eos_token_id, "seed": seed, "vocab_size": real_ids(target, tokenizer)}
+    paces: dict[str, Pace] = {arm.name: Adaptive() if arm.k == "adaptive" else Fixed(int(arm.k)) for arm in arms}
+
+    def run(arm: Arm | None, ids: list[list[int]], tokens: int) -> Generation:
+        if arm is None:
+            return generate(target, ids, max_new_tokens=tokens, **settings)
+        return generate(target, ids, arm.drafter, pace=paces[arm.name], max_new_tokens=tokens, **settings)
+
     warm_up = [chat_ids(tokenizer, [*prompts[0].history, {"role": "user", "content": prompts[0].turns[0]}])]
     for arm in (None, *arms):
-        generate(target, warm_up, arm and arm.drafter, k=arm.k if arm else 0, max_new_tokens=8, **settings)
+        run(arm, warm_up, 8)
     for place, (prompt, turn) in enumerate((one, turn) for one in prompts for turn in range(len(one.turns))):
         if turn == 0:
             chat = list(prompt.history)
@@ -71,15 +81,24 @@ def measure(
         shift = place % len(every)
         runs: dict[str, Generation] = {}
         for arm in every[shift:] + every[:shift]:
-            runs[arm.name if arm else ""] = generate(
-                target, ids, arm and arm.drafter, k=arm.k if arm else 0, max_new_tokens=max_new_tokens, **settings
-            )
+            runs[arm.name if arm else ""] = run(arm, ids, max_new_tokens)
         plain = runs[""]
-        yield [_measurement(arm, prompt, plain, runs[arm.name], how) for arm in arms]
+        yield [
+            _measurement(arm, prompt, plain, runs[arm.name], how, _gaps(target, ids[0], plain, runs[arm.name], how)) for arm in arms
+        ]
         chat.append({"role": "assistant", "content": tokenizer.decode(plain.tokens[0], skip_special_tokens=True)})
 
 
-def _measurement(arm: Arm, prompt: Prompt, plain: Generation, run: Generation, how: Sampling) -> Measurement:
+def _gaps(target: PreTrainedModel, ids: list[int], plain: Generation, run: Generation, how: Sampling) -> tuple[float, ...]:
+    if how.temperature > 0 or run.tokens == plain.tokens:
+        return ()
+    where = first_difference(target, ids, run.tokens[0], plain.tokens[0], plain.settings["vocabulary"])
+    return (where[1],) if where else ()
+
+
+def _measurement(
+    arm: Arm, prompt: Prompt, plain: Generation, run: Generation, how: Sampling, gaps: tuple[float, ...]
+) -> Measurement:
     rounds, greedy = run.rounds[0], how.temperature == 0
     drafted = sum(one for one, _ in rounds)
     return Measurement(
@@ -88,5 +107,5 @@ def _measurement(arm: Arm, prompt: Prompt, plain: Generation, run: Generation, h
         accepted_lengths=tuple(accepted for _, accepted in rounds), drafted_lengths=tuple(one for one, _ in rounds),
         equal=int(greedy and run.tokens == plain.tokens), compared=int(greedy),
         draft_ms=1000 * run.draft_seconds / max(drafted, 1), target_ms=1000 * run.target_seconds / len(rounds),
-        baseline_ms=1000 * plain.target_seconds / len(plain.rounds[0]),
+        gaps=gaps, baseline_ms=1000 * plain.target_seconds / len(plain.rounds[0]),
     )  # fmt: skip

@@ -73,6 +73,7 @@ def summary(measured: Sequence[Measurement], resamples: int, seed: int = 0) -> d
         "acceptance_by_position": acceptance_by_position(measured),
         "speed_up": speed_up(measured, resamples, seed)._asdict(),
         "equal": sum(m.equal for m in measured), "compared": sum(m.compared for m in measured),
+        "gaps": sorted((gap for m in measured for gap in m.gaps), reverse=True),
         "draft_ms": sum(m.draft_ms * sum(m.drafted_lengths) for m in measured) / max(drafted, 1),
         "target_ms": sum(m.target_ms * len(m.accepted_lengths) for m in measured) / calls,
         "baseline_ms": sum(m.baseline_ms * m.baseline_tokens for m in measured) / sum(m.baseline_tokens for m in measured),

@@ -11,7 +11,8 @@ DEFINITIONS = {
     "draft ms": "milliseconds a drafted token takes, drafting and bookkeeping together",
     "target ms": "milliseconds of a verifying call of the target (k+1 tokens), acceptance included; plain decoding's call has one token",
     "speed-up": "tokens a second over plain decoding's on the same prompts, prefill included, with the 95 % bootstrap interval over prompts",
-    "equal": "answers that equal plain decoding's token for token, of those compared (temperature 0)",
+    "equal": "answers that equal plain decoding's token for token, of those compared (temperature 0); where some differ, in brackets the "
+    "widest gap in nats between the target's two best tokens at a first difference (rounding in half precision parts near ties)",
 }
 
 
@@ -26,7 +27,7 @@ def rows(report: dict[str, Any]) -> list[list[str]]:
             name, str(one["k"]), f"{figures['tokens_per_call']:.2f}", by_position(figures["acceptance_by_position"]),
             "-" if figures["accepted_per_drafted"] is None else f"{figures['accepted_per_drafted']:.2f}",
             f"{figures['draft_ms']:.1f}", f"{figures['target_ms']:.0f}", with_interval(figures["speed_up"]),
-            f"{figures['equal']}/{figures['compared']}" if figures["compared"] else "not compared",
+            equal(figures),
         ])  # fmt: skip
     return table
 
@@ -48,6 +49,13 @@ def by_position(counts: list[tuple[int, int]]) -> str:
     return " ".join(f"{accepted / tried:.2f}" if tried else "-" for accepted, tried in counts)
 
 
+def equal(figures: dict[str, Any]) -> str:
+    if not figures["compared"]:
+        return "not compared"
+    widest = f" ({figures['gaps'][0]:.3f})" if figures.get("gaps") else ""
+    return f"{figures['equal']}/{figures['compared']}{widest}"
+
+
 def with_interval(speed: dict[str, float | None]) -> str:
     if speed["low"] is None:
         return f"{speed['value']:.2f}"
@@ -60,7 +68,7 @@ def markdown(report: dict[str, Any]) -> str:
     text = [
         f"# {report['name']}: what the drafts are worth\n",
         f"Target `{how['target']}` ({how['target_revision']}), {how['dtype']}, {how['device']}, {how['threads']} thread(s), batch 1, "
-        f"temperature {how['sampling']['temperature']}, {how['max_new_tokens']} new tokens at most, {report['answers']} answers to {report['prompts']} of "
+        f"temperature {how['sampling']['temperature']}, {how.get('prepared') or 'models as loaded'}, {how['max_new_tokens']} new tokens at most, {report['answers']} answers to {report['prompts']} of "
         f"{how['prompts_in_file']} prompts of `{how['prompts']}`. Plain decoding and all candidates ran on each prompt in turn, through the same loop. "
         f"torch {how['versions']['torch']}, transformers {how['versions']['transformers']}.\n",
     ]

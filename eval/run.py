@@ -23,6 +23,8 @@ from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.runs import find_draft
 from draftsmith.specdec import Sampling, load, load_drafter
 from draftsmith.specdec.places import revision
+from draftsmith.specdec.prepare import prepare_for_decoding
+from draftsmith.specdec.prepare import report as report_of
 
 
 def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
@@ -31,9 +33,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     every = read_prompts(settings.prompts)
     prompts = sample(every, settings.per_kind)
     names = [one.called for one in settings.candidates]
-    places = [
-        str(find_draft(folder, one.drafter[4:])) if one.drafter.startswith("run:") else one.drafter for one in settings.candidates
-    ]
+    places = [_place(folder, one.drafter) for one in settings.candidates]
     name = revision(recipe.target.model)
     for place in places:
         _refuse_another_target(Path(place), name)
@@ -43,6 +43,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
         Arm(called, load_drafter(place, target, tokenizer), one.k)
         for called, one, place in zip(names, settings.candidates, places, strict=True)
     ]
+    how_prepared = _prepare(target, arms) if settings.decoding == "prepared" else ""
     how = Sampling(**settings.sampling.model_dump())
     answers = sum(len(prompt.turns) for prompt in prompts)
     progress = Progress("measuring", answers, unit="answers")
@@ -51,7 +52,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
         measured += some
         progress.at(done)
     progress.done()
-    whole = _report(recipe, measured, arms, len(every), target, name)
+    whole = _report(recipe, measured, arms, len(every), target, name, how_prepared)
     for called, place in zip(names, places, strict=True):
         whole["candidates"][called]["drafter"] = place
     write_whole(folder / "eval.yaml", recipe.dump())
@@ -70,7 +71,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
 
 
 def _report(
-    recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any, name: str
+    recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any, name: str, prepared: str
 ) -> dict[str, Any]:
     settings = recipe.eval
     order = list(dict.fromkeys(m.category for m in measured))
@@ -84,7 +85,7 @@ def _report(
         "how": {
             "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype,
             "device": torch.cuda.get_device_name() if target.device.type == "cuda" else _processor(), "threads": torch.get_num_threads(),
-            "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed,
+            "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed, "prepared": prepared,
             "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
             "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
             "versions": {name: metadata.version(name) for name in ("draftsmith", "torch", "transformers")},
@@ -97,9 +98,27 @@ def _report(
     }  # fmt: skip
 
 
+def _place(folder: Path, drafter: str) -> str:
+    """A candidate's name with the run's own draft in the place of `run:...`."""
+    lookup, plus, model = drafter.rpartition("+")
+    return f"{lookup}{plus}{find_draft(folder, model[4:])}" if model.startswith("run:") else drafter
+
+
+def _prepare(target: Any, arms: list[Arm]) -> str:
+    """Baseline and candidates alike go through prepare_for_decoding; how that went."""
+    for model in (target, *(arm.drafter.model for arm in arms if hasattr(arm.drafter, "model"))):
+        prepare_for_decoding(model)
+    done = report_of(target)
+    return (
+        f"prepared for decoding ({done.linears} linears, {done.norms} norms{'; ' + done.why_not if done.why_not else ''})"
+        if done
+        else ""
+    )
+
+
 def _refuse_another_target(draft: Path, revision: str) -> None:
     """ValueError where a draft's drafter.json says that it was made from another target."""
-    described = draft / "drafter.json"
+    described = Path(str(draft).rpartition("+")[2]) / "drafter.json"
     if not described.is_file():
         return
     made_for = json.loads(described.read_text(encoding="utf-8")).get("revision", revision)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from draftsmith.recipes.core_yaml import Core
-from draftsmith.recipes.paths import find_recipe
 from draftsmith.recipes.runs import NAMED
 
 Positive = Annotated[int, Field(gt=0)]
@@ -108,14 +104,16 @@ class Train(_Closed):
 class Candidate(_Closed):
     """A way of drafting to be measured."""
 
-    drafter: str = Field(description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest, a folder or a hub id")
-    k: Positive = 4
+    drafter: str = Field(
+        description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest, a folder, a hub id, or ngram+ and one of these"
+    )
+    k: Positive | Literal["adaptive"] = Field(4, description="tokens drafted a round; adaptive: whatever pays, none included")
     name: str | None = None
 
     @field_validator("drafter")
     @classmethod
     def _known(cls, value: str) -> str:
-        kind, colon, rest = value.partition(":")
+        kind, colon, rest = value.rpartition("+")[2].partition(":")
         if kind == "run" and colon and rest not in NAMED:
             raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}")
         if kind in ("exit", "ngram") and (colon or kind == "exit") and not rest.isdigit():
@@ -124,7 +122,7 @@ class Candidate(_Closed):
 
     @property
     def called(self) -> str:
-        return self.name or self.drafter.removeprefix("run:")
+        return self.name or self.drafter.replace("run:", "")
 
 
 def _named_apart(candidates: list[Candidate]) -> list[Candidate]:
@@ -141,6 +139,9 @@ class Eval(_Closed):
     candidates: Annotated[list[Candidate], Field(min_length=1), AfterValidator(_named_apart)]
     sampling: SamplingSettings = SamplingSettings()
     threads: Positive = 1
+    decoding: Literal["as_loaded", "prepared"] = Field(
+        "as_loaded", description="prepared: fp32 models on the CPU go through prepare_for_decoding, plain decoding's too"
+    )
     seed: int = 0
     bootstrap: Positive = 2000
 
@@ -169,68 +170,3 @@ class Recipe(_Closed):
     def dump(self) -> str:
         """The resolved recipe as yaml; loading it gives the same recipe."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a yaml file (or one of ours by name) with `a.b=c` overrides; ValueError lists everything wrong with it."""
-    path = find_recipe(name)
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=Core)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: a recipe is a mapping of sections, found {type(tree).__name__}")
-    problems = [problem for one in overrides if (problem := _override(tree, one))]
-    try:
-        recipe = Recipe.model_validate(tree)
-    except ValidationError as error:
-        problems += [_explain(one) for one in error.errors()]
-    if problems:
-        raise ValueError(f"{path}: {len(problems)} problem{'s' if len(problems) > 1 else ''}:\n  " + "\n  ".join(problems))
-    return recipe
-
-
-def _override(tree: dict[str, Any], text: str) -> str | None:
-    """Set `a.b=c` in the tree; c is read as yaml. What is wrong with it, or None."""
-    path, equals, value = text.removeprefix("--").partition("=")
-    if not equals or not path:
-        return f"{text!r} is not an override; write section.key=value"
-    *sections, key = path.split(".")
-    try:
-        parsed = yaml.load(value, Loader=Core)
-    except yaml.YAMLError as error:
-        return f"{path}: {value!r} cannot be read: {str(error).splitlines()[0]}"
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            return f"{path}: {section} holds a value, not a section"
-    tree[key] = parsed
-    return None
-
-
-def _explain(error: Any) -> str:
-    """One problem in one line: path, what is wrong, what was found, the nearest name."""
-    path = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _keys(error["loc"][:-1]), n=1)
-        return f"{path}: no such key" + (
-            f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_keys(error['loc'][:-1]))}"
-        )
-    if error["type"] == "missing":
-        return f"{path}: is needed"
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{path}: {message}, found {error['input']!r}"
-
-
-def _keys(location: tuple[str | int, ...]) -> list[str]:
-    model: Any = Recipe
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        model = next(
-            (one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)), None
-        )
-        if model is None:
-            return []
-    return list(model.model_fields)

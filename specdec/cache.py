@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 COUNTS_COLUMNS = {"mpt"}  # its ALiBi distances are taken between cache columns, used or not, whatever position_ids say
@@ -35,11 +35,17 @@ class CachedLM:
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
         self._live = torch.zeros(batch_size, 0, dtype=torch.bool, device=model.device)  # [B, columns]
+        self._modules = list(model.modules())  # walking the tree anew would cost more than a small model's forward
 
     @property
     def lengths(self) -> Tensor:
         """Live tokens of each row: [B]."""
         return self._live.sum(-1)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the cache, used by some row or not."""
+        return self._live.shape[1]
 
     @torch.inference_mode()
     def extend(
@@ -63,7 +69,7 @@ class CachedLM:
             settings["logits_to_keep"] = keep
         if hidden_layers:
             settings["output_hidden_states"] = True
-        with _evaluating(self.model):
+        with _evaluating(self._modules):
             out = self.model(input_ids=ids.to(self.model.device), **settings)
         self._live = live
         return out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
@@ -155,9 +161,9 @@ def positions(config: Any) -> int | None:
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def _evaluating(modules: list[nn.Module]) -> Iterator[None]:
     """Dropout off while decoding; every sub-module gets its own mode back. The root alone may say eval, so all are asked."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in modules if module.training]
     for module in training:
         module.training = False
     try:

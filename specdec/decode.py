@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftsmith.specdec.cache import CachedLM, positions
+from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
-from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.noise import RowNoise
-from draftsmith.specdec.pace import Fixed, Pace
+from draftsmith.specdec.pace import A_MODEL, Fixed, Pace, Round
+from draftsmith.specdec.result import Generation, Written, warnings
 from draftsmith.specdec.sampling import Sampling, to_probs
-from draftsmith.specdec.verify import VERIFY
-
-
-@dataclass
-class Generation:
-    """What was written, and what each call of the target brought.
-
-    `rounds[b]` holds (drafted, accepted) of each target call of row b, and always
-    `len(tokens[b]) == sum(accepted + 1)`: a round that ends in an EOS counts the EOS as the target's own token and the
-    drafts behind it as never drafted, so neither acceptance nor its denominator sees tokens that cannot be emitted.
-    """
-
-    tokens: list[list[int]]
-    rounds: list[list[tuple[int, int]]]
-    finished: list[bool] = field(default_factory=list)  # did the row end with an EOS
-    prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    target_seconds: float = 0.0
-    seconds: float = 0.0  # the whole call, prefill and overhead included
-    settings: dict[str, Any] = field(default_factory=dict)  # what was in force, whatever a generation_config says
+from draftsmith.specdec.scores import Scores, own_logprobs
+from draftsmith.specdec.settings import Settings, checked
+from draftsmith.specdec.text import StopStrings
+from draftsmith.specdec.verify import VERIFY, Verdict, verify_greedy
 
 
 @torch.inference_mode()
@@ -53,8 +36,12 @@ def generate(
     pace: Pace | None = None,
     verify: str = "token",
     processors: Sequence[Any] = (),
-    stop_strings: Sequence[str] = (),
+    stop_strings: Sequence[str] | str = (),
     min_new_tokens: int = 0,
+    tokenizer: Any = None,
+    vocab_size: int | None = None,
+    logprobs: bool = False,
+    on_tokens: Callable[[Written], None] | None = None,
 ) -> Generation:
     """Continue `prompts` (lists of token ids) as the target alone would, with fewer sequential steps.
 
@@ -62,139 +49,199 @@ def generate(
     `how`. `k` tokens are drafted a round unless `pace` decides. `eos` ends a row and is kept. One `seed` serves all
     rows (each gets a stream of its own); a list gives every row its own, and its output then does not depend on its
     neighbours. A speculative and a plain run of one seed differ at temperature > 0 while their laws agree.
+
+    `processors` are transformers' LogitsProcessors (or callables of ids [1, L], scores [1, V]), called for every position
+    with the prefix that plain decoding would show them, on a copy of each a row. `stop_strings` are looked for in the text
+    of the output and need `tokenizer`; neither they nor `eos` end a row of fewer than `min_new_tokens`. `vocab_size` is
+    how many ids are real, where the head has rows that only pad it. `on_tokens` is told of every round as it is written.
     """
-    vocabulary = output_rows(target)
-    ends = _check(target, prompts, vocabulary, k, max_new_tokens, eos, seed, verify, processors, stop_strings, min_new_tokens)
-    started = time.perf_counter()
+    asked = checked(
+        target, prompts, k=k, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, how=how, eos=eos, seed=seed, verify=verify,
+        processors=processors, stop_strings=stop_strings, tokenizer=tokenizer, vocab_size=vocab_size,
+    )  # fmt: skip
+    pace = pace if pace is not None else Fixed(k if drafter is not None else 0)
     batch = len(prompts)
-    out = Generation([[] for _ in prompts], [[] for _ in prompts], [False] * batch)
-    out.settings = {"k": k, "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "sampling": how, "seed": seed}
-    out.settings |= {"eos": sorted(ends), "verify": verify, "pace": type(pace).__name__ if pace else "Fixed"}
-    if max_new_tokens == 0:
-        return out
-    device = target.device
-    pace = pace or Fixed(k if drafter is not None else 0)
-    layers = drafter.hidden_layers if drafter is not None else ()
-    noise = RowNoise(seed, batch, how.temperature > 0)
-    lm = CachedLM(target, batch)
-    lm.refuse_ahead(max(map(len, prompts)) + max_new_tokens)
-
-    ids, valid, last = _pad_left(prompts, device)
-    hidden: tuple[Tensor, ...] = tuple(torch.empty(batch, 0, lm.config.hidden_size, device=device) for _ in layers)
-    if ids.shape[1]:
-        _, hidden = lm.extend(ids, valid, layers, keep=1)
-    if drafter is not None:
-        if ids.shape[1] and (reason := lm.cannot_roll_back()):
-            raise ValueError(reason)
-        drafter.begin(ids, valid, last, hidden)
-    _sync(device)
-    out.prefill_seconds = time.perf_counter() - started
-
-    alive = torch.ones(batch, dtype=torch.bool, device=device)
-    while bool(alive.any()):
-        written = torch.tensor([len(row) for row in out.tokens], device=device)
-        room = torch.where(alive, max_new_tokens - written - 1, 0)  # drafts that can be emitted beside the target's token
-        noise.next_round(out.tokens)
-        clock = time.perf_counter()
-        proposal = _propose(drafter, min(pace.next(), int(room.max())), how, noise, batch, vocabulary, device)
-        n_draft = torch.minimum(proposal.n, room)
-        _sync(device)
-        draft_seconds = time.perf_counter() - clock
-
-        clock = time.perf_counter()
-        k_now = proposal.tokens.shape[1]
-        fed = torch.cat([last[:, None], proposal.tokens], dim=1)  # [B, K+1]
-        exists = alive[:, None] & (torch.arange(k_now + 1, device=device) <= n_draft[:, None])
-        logits, hidden = lm.extend(fed, exists, layers)
-        p = to_probs(_without_early_end(logits, ends, min_new_tokens, written), how)  # [B, K+1, V]
-        verdict = VERIFY[verify](p, proposal.probs, proposal.tokens, n_draft, noise.verify)
-        lm.forget(torch.where(alive, n_draft - verdict.accepted, 0))
-        _sync(device)
-        target_seconds = time.perf_counter() - clock
-
-        last = torch.where(alive, verdict.next, last)
-        alive = _keep(
-            out,
-            fed[:, 1:].tolist(),
-            n_draft.tolist(),
-            verdict.accepted.tolist(),
-            verdict.next.tolist(),
-            alive,
-            ends,
-            max_new_tokens,
-        )
-        clock = time.perf_counter()
-        if drafter is not None and bool(alive.any()):
-            # A row that has ended is told of an ordinary token, so a drafter needs no notion of ended rows.
-            drafter.observe(Outcome(torch.where(alive, verdict.accepted, 0), last, hidden))
-            _sync(device)
-        draft_seconds += time.perf_counter() - clock
-        out.draft_seconds += draft_seconds
-        out.target_seconds += target_seconds
-        pace.observe(int(n_draft.sum()), int(verdict.accepted.sum()), draft_seconds, target_seconds)
+    out = Generation([[] for _ in prompts], [[] for _ in prompts], ["length"] * batch, [[] for _ in prompts] if logprobs else None)
+    out.settings = asked.in_force(target, pace)
+    started = time.perf_counter()
+    if max_new_tokens:
+        _Run(target, prompts, drafter, asked, pace, tokenizer, on_tokens, out).to_the_end()
+        out.warnings = warnings(target, drafter)
     out.seconds = time.perf_counter() - started
     return out
 
 
-def _propose(
-    drafter: Drafter | None, k: int, how: Sampling, noise: RowNoise, batch: int, vocabulary: int, device: torch.device
-) -> Proposal:
-    if drafter is None:
-        nothing = torch.empty(batch, 0, dtype=torch.long, device=device)
-        return Proposal(nothing, None, torch.zeros(batch, dtype=torch.long, device=device))
-    tokens, probs, n = drafter.propose(k, how, noise.draft)
-    tokens, n = tokens.to(device), n.to(device)
-    widest = int(n.max()) if tokens.shape[1] else 0
-    tokens = tokens[:, :widest]
-    if bool((tokens >= vocabulary).any()) or bool((tokens < 0).any()):
-        raise ValueError(f"{type(drafter).__name__} proposed id {int(tokens.max())}; the target has ids 0..{vocabulary - 1}")
-    if probs is not None:
-        probs = probs[:, :widest].to(device)
-        short = vocabulary - probs.shape[-1]
-        if short < 0:
+class _Run:
+    """One call of `generate`: the caches, and a slot for every row that is not finished yet."""
+
+    def __init__(
+        self, target: PreTrainedModel, prompts: list[list[int]], drafter: Drafter | None, asked: Settings, pace: Pace,
+        tokenizer: Any, on_tokens: Callable[[Written], None] | None, out: Generation,
+    ) -> None:  # fmt: skip
+        clock = time.perf_counter()
+        self.asked, self.pace = asked, pace
+        self.drafter: Any = drafter  # it may have some of drafters.base.Extras
+        self.on_tokens, self.out, self.device = on_tokens, out, target.device
+        self.rows = list(range(len(prompts)))  # which row each slot holds
+        self.done = [False] * len(prompts)
+        self.noise = RowNoise(asked.seed, len(prompts), asked.how.temperature > 0)
+        self.scores = Scores(asked, prompts)
+        self.stops = [StopStrings(tokenizer, asked.stop_strings, prompt) for prompt in prompts] if asked.stop_strings else None
+        self.layers = drafter.hidden_layers if drafter is not None else ()
+        self.lm = CachedLM(target, len(prompts))
+        self.lm.refuse_ahead(max(map(len, prompts)) + asked.max_new_tokens)
+        ids, valid, self.last = _pad_left(prompts, self.device)
+        hidden = tuple(torch.empty(len(prompts), 0, self.lm.config.hidden_size, device=self.device) for _ in self.layers)
+        if ids.shape[1]:
+            _, hidden = self.lm.extend(ids, valid, self.layers, keep=1)
+        _sync(self.device)
+        pace.begin(time.perf_counter() - clock)
+        if drafter is not None:
+            if ids.shape[1] and (reason := self.lm.cannot_roll_back()):
+                raise ValueError(reason)
+            drafter.begin(ids, valid, self.last, hidden)
+            if pace.sure and hasattr(drafter, "read"):
+                drafter.read()
+            _sync(self.device)
+        self.can_select = drafter is None or hasattr(drafter, "select")
+        out.prefill_seconds = time.perf_counter() - clock
+
+    def to_the_end(self) -> None:
+        while not all(self.done):
+            self.round()
+            if any(self.done) and not all(self.done) and self.can_select:
+                self.drop()
+
+    def round(self) -> None:
+        out, asked, drafter = self.out, self.asked, self.drafter
+        texts = [out.tokens[row] for row in self.rows]
+        room = [0 if done else asked.max_new_tokens - len(text) - 1 for done, text in zip(self.done, texts, strict=True)]
+        self.noise.next_round(texts)
+        clock = time.perf_counter()
+        evidence = _evidence(drafter, len(self.rows))
+        k = min(self.pace.next([one for one, done in zip(evidence, self.done, strict=True) if not done]), max(room))
+        proposal = self.propose(k)
+        drafts, n = proposal.tokens.tolist(), [min(one, here) for one, here in zip(proposal.n.tolist(), room, strict=True)]
+        _sync(self.device)
+        draft_seconds = time.perf_counter() - clock
+
+        clock = time.perf_counter()
+        verdict, hidden, own = self.verify(proposal, drafts, n, texts)
+        accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
+        refused = [0 if done else had - kept for done, had, kept in zip(self.done, n, accepted, strict=True)]
+        self.lm.forget(torch.tensor(refused, device=self.device))
+        _sync(self.device)
+        target_seconds = time.perf_counter() - clock
+
+        was_done = list(self.done)
+        for slot, row in enumerate(self.rows):
+            if not was_done[slot]:
+                self.keep(
+                    slot, row, drafts[slot][: accepted[slot]], following[slot], n[slot], own[slot] if own is not None else None
+                )
+        self.scores.keep(accepted)
+        clock = time.perf_counter()
+        if not all(self.done):
+            # A row that has ended is told of an ordinary token, so a drafter needs no notion of ended rows.
+            ended = torch.tensor(self.done, device=self.device)
+            self.last = torch.where(ended, self.last, verdict.next)
+            if drafter is not None:
+                drafter.observe(Outcome(verdict.accepted.masked_fill(ended, 0), self.last, hidden))
+                _sync(self.device)
+        draft_seconds += time.perf_counter() - clock
+        out.draft_seconds += draft_seconds
+        out.target_seconds += target_seconds
+        live = [slot for slot, done in enumerate(was_done) if not done]
+        n, accepted, evidence = ([values[slot] for slot in live] for values in (n, accepted, evidence))
+        self.pace.observe(Round(k, proposal.tokens.shape[1] + 1, n, accepted, evidence, draft_seconds, target_seconds))
+
+    def propose(self, k: int) -> Proposal:
+        """The drafter's proposal, no wider than its widest row, its law over the target's ids."""
+        batch, rows, drafter = len(self.rows), self.asked.rows, self.drafter
+        if drafter is None:
+            nothing = torch.empty(batch, 0, dtype=torch.long, device=self.device)
+            return Proposal(nothing, None, torch.zeros(batch, dtype=torch.long, device=self.device))
+        tokens, probs, n, _, parents = drafter.propose(k, self.asked.how, self.noise.draft)
+        if parents is not None:
+            raise ValueError(f"{type(drafter).__name__} proposes a tree of candidates; only chains are verified here")
+        tokens, n = tokens.to(self.device), n.to(self.device)
+        widest = int(n.max()) if tokens.shape[1] else 0
+        tokens = tokens[:, :widest]
+        if widest and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows:
             raise ValueError(
-                f"{type(drafter).__name__} spreads its law over {probs.shape[-1]} ids, the target has {vocabulary}: mask the "
-                "rest before the softmax, e.g. ModelDrafter(model, vocab_size=...)"
+                f"{type(drafter).__name__} proposed ids {int(tokens.min())}..{int(tokens.max())}; the target has 0..{rows - 1}"
             )
-        probs = torch.nn.functional.pad(probs, (0, short))  # the draft never says those ids: q = 0 there
-    return Proposal(tokens, probs, n)
+        if probs is not None and self.asked.how.temperature > 0:
+            probs = probs[:, :widest].to(self.device)
+            short = rows - probs.shape[-1]
+            if short < 0:
+                raise ValueError(
+                    f"{type(drafter).__name__} spreads its law over {probs.shape[-1]} ids, the target has {rows}: mask the "
+                    "rest before the softmax, e.g. ModelDrafter(model, vocab_size=...)"
+                )
+            probs = torch.nn.functional.pad(probs, (0, short))  # the draft never says those ids: q = 0 there
+        return Proposal(tokens, probs, n)
+
+    def verify(
+        self, proposal: Proposal, drafts: list[list[int]], n: list[int], texts: list[list[int]]
+    ) -> tuple[Verdict, tuple[Tensor, ...], list[list[float]] | None]:
+        """One forward of the target over each row's last token and drafts; the verdict, hidden states, and log-probabilities if asked."""
+        how, columns = self.asked.how, proposal.tokens.shape[1] + 1
+        n_draft = torch.tensor(n, device=self.device)
+        alive = ~torch.tensor(self.done, device=self.device)
+        fed = torch.cat([self.last[:, None], proposal.tokens], dim=1)  # [B, K+1]
+        exists = alive[:, None] & (torch.arange(columns, device=self.device) <= n_draft[:, None])
+        logits, hidden = self.lm.extend(fed, exists, self.layers)
+        logits = self.scores.real(logits)
+        shown = self.scores(logits, texts, drafts, [-1 if done else count for done, count in zip(self.done, n, strict=True)])
+        if how.temperature == 0:
+            verdict = verify_greedy(shown, proposal.tokens, n_draft)
+        else:
+            rule = VERIFY[self.asked.verify]
+            verdict = rule(to_probs(shown, how), proposal.probs, proposal.tokens, n_draft, self.noise.verify)
+        own = own_logprobs(logits, proposal.tokens, verdict) if self.out.logprobs is not None else None
+        return verdict, hidden, own
+
+    def keep(self, slot: int, row: int, drafted: list[int], following: int, n: int, own: list[float] | None) -> None:
+        """Append what a row won, cut where it ends."""
+        out, asked = self.out, self.asked
+        won, text = [*drafted, following], out.tokens[row]
+        end = next((i for i, token in enumerate(won) if token in asked.ends), len(won))
+        reason = "eos" if end < len(won) else None
+        stop = self.stops[slot].first(won[: end + 1], asked.min_new_tokens) if self.stops is not None else None
+        if stop is not None and stop[0] < end:
+            end, reason = stop[0], f"stop: {stop[1]}"
+        won = won[: end + 1]
+        text += won
+        cut = reason is not None and len(won) <= len(drafted)
+        out.rounds[row].append((len(won) - 1 if cut else n, len(won) - 1))
+        if own is not None and out.logprobs is not None:
+            out.logprobs[row] += own[: len(won)]
+        if reason is not None:
+            out.ends[row] = reason
+        self.done[slot] = reason is not None or len(text) >= asked.max_new_tokens
+        if self.on_tokens is not None:
+            self.on_tokens(Written(row, won, min(len(won), len(drafted))))
+
+    def drop(self) -> None:
+        """Finished rows leave the caches, so that nothing is computed for them any more."""
+        left = [slot for slot, done in enumerate(self.done) if not done]
+        index = torch.tensor(left, device=self.device)
+        self.lm.select(index)
+        if self.drafter is not None:
+            self.drafter.select(index)
+        self.noise.select(left)
+        self.scores.select(left)
+        if self.stops is not None:
+            self.stops = [self.stops[slot] for slot in left]
+        self.last, self.rows, self.done = self.last[index], [self.rows[slot] for slot in left], [False] * len(left)
 
 
-def _keep(
-    out: Generation,
-    drafts: list[list[int]],
-    n_draft: list[int],
-    accepted: list[int],
-    following: list[int],
-    alive: Tensor,
-    ends: frozenset[int],
-    limit: int,
-) -> Tensor:
-    """Append what each live row won, cut at its first EOS; which rows go on: [B]."""
-    goes_on = alive.tolist()
-    for b, row in enumerate(out.tokens):
-        if not goes_on[b]:
-            continue
-        won = [*drafts[b][: accepted[b]], following[b]]
-        end = next((i for i, token in enumerate(won) if token in ends), None)
-        if end is not None:
-            won = won[: end + 1]
-            out.finished[b] = True
-        row += won
-        cut = end is not None and end < accepted[b]
-        out.rounds[b].append((len(won) - 1 if cut else n_draft[b], len(won) - 1))
-        goes_on[b] = end is None and len(row) < limit
-    return torch.tensor(goes_on, device=alive.device)
-
-
-def _without_early_end(logits: Tensor, ends: frozenset[int], least: int, written: Tensor) -> Tensor:
-    """EOS is impossible while a row has fewer than `least` tokens; column j stands behind j drafted ones."""
-    if not least or not ends:
-        return logits
-    place = written[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    banned[sorted(ends)] = True
-    return logits.masked_fill((place < least)[..., None] & banned, -torch.inf)
+def _evidence(drafter: Any, rows: int) -> list[int]:
+    """What each row's drafter can rest on; one that does not say is taken for a model."""
+    if drafter is None or not hasattr(drafter, "evidence"):
+        return [A_MODEL] * rows
+    return drafter.evidence()
 
 
 def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,35 +259,3 @@ def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, T
 def _sync(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _check(
-    target: PreTrainedModel, prompts: list[list[int]], vocabulary: int, k: int, max_new_tokens: int, eos: Iterable[int] | int | None,
-    seed: int | Sequence[int], verify: str, processors: Sequence[Any], stop_strings: Sequence[str], min_new_tokens: int,
-) -> frozenset[int]:  # fmt: skip
-    if not prompts:
-        raise ValueError("no prompts: generate needs at least one list of token ids")
-    for b, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompt {b} is empty: a model needs at least one token to continue (its BOS, say)")
-        if min(prompt) < 0 or max(prompt) >= vocabulary:
-            raise ValueError(f"prompt {b} holds ids {min(prompt)}..{max(prompt)}, the target has ids 0..{vocabulary - 1}")
-    if k < 0 or max_new_tokens < 0 or not 0 <= min_new_tokens <= max(max_new_tokens, 0):
-        raise ValueError(
-            f"k={k} and max_new_tokens={max_new_tokens} must be >= 0, min_new_tokens={min_new_tokens} within max_new_tokens"
-        )
-    longest, limit = max(map(len, prompts)) + max(max_new_tokens - 1, 0), positions(target.config.get_text_config())
-    if limit and longest > limit:  # the last token written is never fed
-        raise ValueError(
-            f"prompt and new tokens need {longest} positions, {type(target).__name__} serves {limit} here: ask for fewer"
-        )
-    if verify not in VERIFY:
-        raise ValueError(f"verify={verify!r} is not one of {sorted(VERIFY)}")
-    if not isinstance(seed, int) and len(seed) != len(prompts):
-        raise ValueError(f"one seed a row: {len(prompts)} prompts, found {len(seed)} seeds")
-    if len(processors) or len(stop_strings):
-        raise ValueError("logits processors and stop strings are not served under speculation yet; use eos and min_new_tokens")
-    ends = frozenset([eos] if isinstance(eos, int) else eos or ())
-    if any(not 0 <= one < vocabulary for one in ends):
-        raise ValueError(f"eos {sorted(ends)} must be ids of the target, 0..{vocabulary - 1}")
-    return ends

@@ -119,6 +119,12 @@ def output_rows(model: Any) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
+def real_ids(target: Any, tokenizer: Any) -> int:
+    """How many ids the target can say: its head's rows, less those beyond its tokenizer's last token, which only pad it."""
+    rows = output_rows(target)
+    return rows if tokenizer is None else min(rows, max(tokenizer.get_vocab().values()) + 1)
+
+
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
     """An entry of a table by name, or an error with the choices and the nearest of them."""
     if name in table:

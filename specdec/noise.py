@@ -24,3 +24,8 @@ class RowNoise:
             for seed, row, generator in zip(self._seeds, written, generators, strict=True):
                 digest = hashlib.blake2b(f"{stream}/{seed}/{len(row)}".encode(), digest_size=7).digest()
                 generator.manual_seed(int.from_bytes(digest, "big"))
+
+    def select(self, rows: list[int]) -> None:
+        """Only these rows go on, each with its own stream."""
+        self._seeds = [self._seeds[row] for row in rows]
+        self.draft, self.verify = [self.draft[row] for row in rows], [self.verify[row] for row in rows]

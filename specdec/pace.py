@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from draftsmith.specdec.costs import DEAR, Costs
+
+KNOWS_NOTHING, A_MODEL = -1, 0  # evidence: nothing to propose, a model's own words, or the length of a looked-up text
+
+
+class Round(NamedTuple):
+    """One round over `len(drafted)` rows: `k` asked, `columns` fed to the target, and what it took in seconds."""
+
+    k: int
+    columns: int
+    drafted: list[int]
+    accepted: list[int]
+    evidence: list[int]
+    draft_seconds: float
+    target_seconds: float
 
 
 class Pace(Protocol):
-    """Asked before every round; 0 is always allowed and means a plain step of the target."""
+    """Asked before every round; 0 is always allowed and means a plain step of the target.
 
-    def next(self) -> int: ...
+    `sure` says that it will draft: a model then reads the prompt with the target, else when its first draft is wanted.
+    """
 
-    def observe(self, drafted: int, accepted: int, draft_seconds: float, target_seconds: float) -> None: ...
+    @property
+    def sure(self) -> bool: ...
+
+    def begin(self, prefill_seconds: float) -> None:
+        """A new call of `generate`, whose target has read the prompts in so many seconds."""
+
+    def next(self, evidence: list[int]) -> int:
+        """How many tokens to draft, given what each row's drafter can rest on (see `Drafter.evidence`)."""
+
+    def observe(self, round: Round) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -24,8 +51,133 @@ class Fixed:
         if self.k < 0:
             raise ValueError(f"k must be >= 0, found {self.k}")
 
-    def next(self) -> int:
+    @property
+    def sure(self) -> bool:
+        return self.k > 0
+
+    def begin(self, prefill_seconds: float) -> None:
+        """A fixed pace learns nothing."""
+
+    def next(self, evidence: list[int]) -> int:
         return self.k
 
-    def observe(self, drafted: int, accepted: int, draft_seconds: float, target_seconds: float) -> None:
+    def observe(self, round: Round) -> None:
         """A fixed pace learns nothing."""
+
+
+class Adaptive:
+    """The k of 0..`k_max` with the most expected tokens a second, from the acceptance and the costs seen so far.
+
+    S = tau / (k c + r(k+1)) with the measured milliseconds in place of c and r (Leviathan et al. 2211.17192, with r(n)
+    measured as TurboSpec does), tau = 1 + sum of products of acceptance by position, kept apart by what a proposal rests on
+    and forgotten as the text changes. Trying costs time, so there is a budget: against plain decoding a call may lose `slack` of
+    its time and a reserve for its first rounds, together less than a twentieth. One object may serve many calls: what it learned
+    stays, the budget of a call is its own.
+
+    The choice depends on clocks, so two sampled runs of one seed may differ; their law is the target's all the same.
+    """
+
+    sure = False
+
+    def __init__(self, k_max: int = 8, slack: float = 0.02) -> None:
+        if k_max < 1 or not 0 < slack < 1:
+            raise ValueError(f"an adaptive pace needs k_max >= 1 and 0 < slack < 1, found {k_max} and {slack}")
+        self.k_max, self.slack = k_max, slack
+        self.costs = Costs()
+        self._kept: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])  # (bucket, place): accepted, tried
+        self._wait: dict[int, int] = defaultdict(lambda: FIRST_WAIT)  # rounds between two trials of what did not pay
+        self._since: dict[int, int] = defaultdict(lambda: FIRST_WAIT)
+        self._life_lost = self._life_plain = self._lost = self._plain = 0.0
+        self._calls, self._model_has_read = 1, False
+
+    def begin(self, prefill_seconds: float) -> None:
+        self._lost, self._plain, self._model_has_read = 0.0, prefill_seconds, False
+        self._calls += self._life_plain > 0
+        self._life_plain += prefill_seconds
+
+    def acceptance(self, bucket: int, places: int) -> list[float]:
+        """Chance that each of the first `places` drafts stays, those before it having stayed. What is little known of a place is
+        filled up with what holds one place earlier, and of the first with one half."""
+        chances, before = [], 0.5
+        for place in range(places):
+            accepted, tried = self._kept[bucket, place]
+            before = (accepted + before) / (tried + 1.0)
+            chances.append(before)
+        return chances
+
+    def next(self, evidence: list[int]) -> int:
+        rows, plain = len(evidence), self.costs.plain(len(evidence))
+        top = max(evidence)
+        if plain is None or top == KNOWS_NOTHING:
+            return 0
+        k, gain, time = self._best(evidence)
+        if k == 0:
+            return 0
+        bucket, by_model = _bucket(top), A_MODEL in evidence
+        pays = gain / time > (1 + MARGIN) * rows / plain
+
+        def affordable(k: int, life: bool) -> bool:
+            worst = self.costs.draft(by_model, rows, k, DEAR) + self.costs.target(rows, k + 1, DEAR) - plain
+            # One or two rounds may fail before a call has earned them, but no more than a share of what calls take here.
+            ahead = min(2 * worst, RESERVE * self._life_plain / self._calls)
+            in_life = not life or self._life_lost + worst <= self.slack * self._life_plain
+            return in_life and self._lost + worst <= self.slack * self._plain + ahead
+
+        if pays and self._kept[bucket, 0][1] >= KNOWN and self.costs.knows(rows, k + 1):
+            return k if affordable(k, life=False) else 0
+        self._since[bucket] += 1
+        if not pays and self._since[bucket] < self._wait[bucket]:
+            return 0
+        trial = next((fewer for fewer in range(k, 0, -1) if affordable(fewer, life=True)), 0)
+        if trial:
+            self._since[bucket] = 0
+        return trial
+
+    def observe(self, round: Round) -> None:
+        rows = len(round.drafted)
+        self.costs.saw_target(rows, round.columns, round.target_seconds)
+        won = sum(round.accepted) / rows + 1
+        plain = (self.costs.plain(rows) or round.target_seconds) * won
+        self._plain += plain
+        self._life_plain += plain
+        if round.k == 0:
+            return
+        by_model = A_MODEL in round.evidence
+        if not by_model or self._model_has_read:
+            self.costs.saw_draft(by_model, rows, round.k, round.draft_seconds)
+        self._model_has_read |= by_model
+        lost = round.draft_seconds + round.target_seconds - plain
+        self._lost += lost
+        self._life_lost = max(0.0, self._life_lost + lost)
+        for drafted, accepted, evidence in zip(round.drafted, round.accepted, round.evidence, strict=True):
+            for place in range(min(accepted + 1, drafted)):
+                kept = self._kept[_bucket(evidence), place]
+                kept[0] = MEMORY * kept[0] + (place < accepted)
+                kept[1] = MEMORY * kept[1] + 1
+        bucket = _bucket(max(round.evidence))
+        self._wait[bucket] = FIRST_WAIT if lost <= 0 else min(2 * self._wait[bucket], LAST_WAIT)
+
+    def _best(self, evidence: list[int]) -> tuple[int, float, float]:
+        """The k >= 1 of most tokens a second, its expected tokens over all rows, and its seconds."""
+        rows, by_model = len(evidence), A_MODEL in evidence
+        chances = [self.acceptance(_bucket(one), self.k_max) for one in evidence if one != KNOWS_NOTHING]
+        alive, tokens, best = [1.0] * len(chances), float(rows), (0, 0.0, 1.0)
+        for k in range(1, self.k_max + 1):
+            alive = [chance * row[k - 1] for chance, row in zip(alive, chances, strict=True)]
+            tokens += sum(alive)
+            seconds = self.costs.draft(by_model, rows, k) + self.costs.target(rows, k + 1)
+            if best[0] == 0 or tokens / seconds > best[1] / best[2]:
+                best = (k, tokens, seconds)
+        return best
+
+
+MEMORY = 0.97  # of what was seen a round ago, so about 30 rounds count
+MARGIN = 0.02  # a gain smaller than this is not worth the variance
+KNOWN = 4.0  # trials before an acceptance is more than a guess
+RESERVE = 0.025  # of a usual call's time may be lost beyond the slack, so that a short call need not earn its first draft
+FIRST_WAIT, LAST_WAIT = 4, 64
+
+
+def _bucket(evidence: int) -> int:
+    """Lookups are kept apart by the length of their match, up to where longer ones no longer differ."""
+    return evidence if evidence < 5 else 5 if evidence < 8 else 8

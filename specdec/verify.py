@@ -71,6 +71,22 @@ def verify_block(p: Tensor, q: Tensor | None, draft: Tensor, n_draft: Tensor, ge
     return Verdict(accepted, draw(_residual(p, q, draft, n_draft, accepted, scale), noise=noise[:, 0]))
 
 
+def verify_greedy(logits: Tensor, draft: Tensor, n_draft: Tensor) -> Verdict:
+    """What both rules decide at temperature 0, from `logits` [B, K+1, V] and without a law of V numbers a position.
+
+    There p is one-hot: a draft stays where it is the target's choice, whatever q was, and the next token is the target's choice.
+    """
+    says = logits.argmax(-1)  # [B, K+1]
+    top = logits.gather(-1, says[..., None])[..., 0].float()
+    stays = (says[:, :-1] == draft) & (torch.arange(draft.shape[1], device=draft.device) < n_draft[:, None])
+    accepted = stays.long().cumprod(-1).sum(-1)
+    if not bool((torch.isfinite(top) | (torch.arange(top.shape[1], device=top.device) > accepted[:, None])).all()):
+        raise ValueError(
+            "the target's logits are not finite: NaN weights, an overflow in fp16, or processors that forbid every token"
+        )
+    return Verdict(accepted, says.gather(1, accepted[:, None])[:, 0])
+
+
 VERIFY = {"token": verify, "block": verify_block}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from draftsmith.cli import main
 from tiny import tiny_folder
 
 WORDS = [
@@ -60,7 +63,9 @@ def write_run(place: Path, prompts: int = 24, **changes: object) -> Path:
         "train": {"epochs": 4, "batch_size": 3, "learning_rate": 1e-3, "evaluate_every": 4, "save_every": 4, "threads": 1},
         "eval": {
             "prompts": str(place / "eval.jsonl"), "max_new_tokens": 12, "bootstrap": 200,
-            "candidates": [{"drafter": "ngram", "k": 3}] + [{"drafter": f"run:{one}", "k": 2} for one in ("untrained", "warm", "best")],
+            "candidates": [{"drafter": "ngram", "k": 3}] + [{"drafter": f"run:{one}", "k": 2} for one in ("untrained", "warm", "best")]
+            + [{"drafter": "ngram+run:best", "k": "adaptive", "name": "both"}],
+            "decoding": "prepared",
         },
     }  # fmt: skip
     path = place / "small.yaml"
@@ -70,6 +75,17 @@ def write_run(place: Path, prompts: int = 24, **changes: object) -> Path:
 
 def draftsmith(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=300)
+
+
+def inside(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for commands that end soon: nothing is imported anew."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([*map(str, words)])
+        except SystemExit as ended:  # argparse's own
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess([*map(str, words)], code, out.getvalue(), err.getvalue())
 
 
 def kill_when(ready: Callable[[], bool], *words: str | Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import draftsmith, write_run
+from runs import draftsmith, inside, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
@@ -28,7 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_says_what_was_measured_and_how(finished: Path) -> None:
     run = finished / "runs" / "small"
     report = json.loads((run / "report.json").read_text())
-    assert list(report["candidates"]) == ["ngram", "untrained", "warm", "best"]
+    assert list(report["candidates"]) == ["ngram", "untrained", "warm", "best", "both"]
     for one in report["candidates"].values():
         figures = one["all"]
         assert figures["equal"] == figures["compared"] == 4
@@ -38,7 +38,9 @@ def test_the_report_says_what_was_measured_and_how(finished: Path) -> None:
     assert how["threads"] == 1
     assert how["dtype"] == "fp32"
     assert how["versions"]["transformers"]
-    assert len(report["measurements"]) == 16
+    assert how["prepared"].startswith("prepared for decoding (")
+    assert report["candidates"]["both"]["k"] == "adaptive"
+    assert len(report["measurements"]) == 20
     page = (run / "report.md").read_text()
     for word in (
         "tokens/call",
@@ -83,14 +85,14 @@ def test_an_export_is_not_replaced_unasked_and_a_broken_one_never_appears(finish
     recipe = write_run(tmp_path / "copy")
     written = tmp_path / "copy" / "runs" / "small" / "recipe.yaml"
     written.write_text(written.read_text().replace(str(finished), str(tmp_path / "copy")))
-    refused = draftsmith("export", recipe)
+    refused = inside("export", recipe)
     assert refused.returncode == 2
     assert "--force replaces it" in refused.stderr
-    assert draftsmith("export", recipe, "--format", "gguff").returncode == 2
+    assert inside("export", recipe, "--format", "gguff").returncode == 2
     place = tmp_path / "copy" / "runs" / "small" / "export" / "transformers"
     before = (place / "README.md").read_bytes()
     shutil.rmtree(tmp_path / "copy" / "target")
-    gone = draftsmith("export", recipe, "--force")
+    gone = inside("export", recipe, "--force")
     assert gone.returncode == 2
     assert "does not exist" in gone.stderr
     assert (place / "README.md").read_bytes() == before
@@ -122,7 +124,7 @@ def test_bad_input_gets_one_clear_line_before_any_long_work(finished: Path, tmp_
     }
     recipe = write_run(finished)
     for (command, *words), wanted in cases.items():
-        done = draftsmith(command, *([] if "nothing.yaml" in words else [recipe]), *words)
+        done = inside(command, *([] if "nothing.yaml" in words else [recipe]), *words)
         assert done.returncode == 2, (words, done.stderr)
         assert wanted in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr, (words, done.stderr)

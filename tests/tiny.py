@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
 )  # fmt: skip
 
 VOCABULARY = 61
@@ -34,6 +36,10 @@ FAMILIES: dict[str, Any] = {
     "gemma2": lambda: Gemma2Config(**_SMALL, head_dim=8, sliding_window=512),
     "phi3": lambda: Phi3Config(**_SMALL),
     "olmo2": lambda: Olmo2Config(**_SMALL),
+    "smollm3": lambda: SmolLM3Config(**_SMALL, no_rope_layer_interval=2),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_SMALL, head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=512, bos_token_id=1, eos_token_id=2
     ),
@@ -86,7 +92,7 @@ class ScriptedLM(nn.Module):
         self.vocabulary, self.salt, self.spread = vocabulary, salt, spread
         self.embedding = nn.Embedding(vocabulary, 1)
         self.config = LlamaConfig(max_position_embeddings=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-        self.device = torch.device("cpu")
+        self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def get_output_embeddings(self) -> nn.Module:
         return self.embedding

@@ -48,6 +48,20 @@ class Drafter(Protocol):
 
     def observe(self, outcome: Outcome) -> None: ...
 
+
+class Extras(Protocol):
+    """What a drafter may have besides; the decoder asks for each only where it is there."""
+
     def select(self, rows: Tensor) -> None:
-        """Only `rows` of the batch (indices, ascending) go on; asked between rounds. A drafter may leave this method out:
-        its ended rows are then carried along, told of ordinary tokens."""
+        """Only `rows` of the batch (indices, ascending) go on; asked between rounds. Without it ended rows
+        are carried along, told of ordinary tokens."""
+
+    def read(self) -> None:
+        """Read the prompt now rather than with the first proposal; asked behind `begin`, where drafting is sure."""
+
+    def evidence(self) -> list[int]:
+        """What each row's next proposal would rest on, before it is made: the length of a looked-up text, 0 for a model's own
+        words, -1 for nothing to say. Without it a drafter is taken for a model."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the result should know, a line each (a row that could no longer be drafted for)."""

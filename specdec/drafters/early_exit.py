@@ -41,8 +41,8 @@ def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None
 class EarlyExitDrafter(ModelDrafter):
     """Drafts with the first `layer` layers of the target and its own norm and head (or `head`), in a cache of its own."""
 
-    def __init__(self, target: PreTrainedModel, layer: int, head: nn.Module | None = None) -> None:
-        super().__init__(exit_view(target, layer, head), vocab_size=output_rows(target))
+    def __init__(self, target: PreTrainedModel, layer: int, head: nn.Module | None = None, vocab_size: int | None = None) -> None:
+        super().__init__(exit_view(target, layer, head), vocab_size=vocab_size or output_rows(target))
         self.layer = layer
 
 

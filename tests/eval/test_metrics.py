@@ -16,7 +16,7 @@ def measured(
     return Measurement(
         drafter="d", k=3, temperature=0.0, batch=1, category=category, prompt=prompt, new_tokens=new, seconds=seconds, baseline_tokens=new,
         baseline_seconds=baseline_seconds, accepted_lengths=tuple(a for _, a in rounds), drafted_lengths=tuple(d for d, _ in rounds), equal=1,
-        compared=1, draft_ms=2.0, target_ms=10.0, baseline_ms=8.0,
+        compared=1, gaps=(), draft_ms=2.0, target_ms=10.0, baseline_ms=8.0,
     )  # fmt: skip
 
 

@@ -6,18 +6,19 @@ import random
 
 import pytest
 import torch
+import transformers
 from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
 
 from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
 from draftsmith.specdec.cache import CachedLM, positions
-from tiny import FAMILIES, noisy, tiny
+from tiny import FAMILIES, noisy, plain_greedy, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_rows_see_their_live_tokens_only(family: str) -> None:
     model, chance = tiny(family), random.Random(family)
     lm, rows = CachedLM(model, 3), [[], [], []]
-    for _ in range(12):
+    for turn in range(16):
         width = chance.randint(1, 4)
         ids = torch.tensor([[chance.randrange(61) for _ in range(width)] for _ in rows])
         valid = torch.tensor([[chance.random() < 0.7 for _ in range(width)] for _ in rows])
@@ -32,6 +33,11 @@ def test_ragged_rows_see_their_live_tokens_only(family: str) -> None:
         lm.forget(n)
         rows = [row[: len(row) - drop] for row, drop in zip(rows, n.tolist(), strict=True)]
         assert lm.lengths.tolist() == [len(row) for row in rows]
+        if turn in (7, 12):
+            stay = sorted(chance.sample(range(len(rows)), len(rows) - 1))
+            lm.select(torch.tensor(stay))
+            rows = [rows[b] for b in stay]
+    assert len(rows) == 1
 
 
 def test_one_row_is_cropped_not_masked() -> None:
@@ -132,6 +138,38 @@ def test_rotary_scalings_that_change_with_length_are_served_up_to_where_they_cha
         == generate(target, [[3, 4, 5]], max_new_tokens=30).tokens
     )
     assert bool(drafter.paused.all())
+
+
+MORE: dict[str, dict[str, object]] = {  # layers of several kinds in one model
+    "Gemma3Text": {"sliding_window": 4, "num_hidden_layers": 6, "head_dim": 8},
+    "Mixtral": {"num_local_experts": 4},
+    "Lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "Qwen3Next": {
+        "num_hidden_layers": 4, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", MORE)
+def test_windows_convolutions_and_recurrent_states_among_other_layers_match_or_are_refused_by_class(family: str) -> None:
+    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{family}Config")(**(small | {"num_key_value_heads": 2} | MORE[family]))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4 if weight.dim() == 2 else 1)
+    wanted = plain_greedy(model, [5, 9, 11, 4, 8], 24)
+    assert generate(model, [[5, 9, 11, 4, 8]], max_new_tokens=24).tokens == [wanted]
+    for drafter in (NgramDrafter(), ModelDrafter(tiny("llama", 3)), ModelDrafter(model)):
+        try:
+            out = generate(model, [[5, 9, 11, 4, 8]], drafter, k=3, max_new_tokens=24)
+        except ValueError as error:
+            assert "LinearAttention" in str(error)  # noqa: PT017 (which of the two it is hangs on transformers' version)
+            continue
+        assert out.tokens == [wanted]
+        assert any(accepted for _, accepted in out.rounds[0]) or not isinstance(drafter, ModelDrafter) or drafter.model is not model
 
 
 def test_a_model_that_counts_positions_by_columns_is_refused_for_ragged_rows() -> None:

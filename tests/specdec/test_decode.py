@@ -256,7 +256,10 @@ def test_a_fault_in_a_drafter_leaves_the_target_whole() -> None:
         ([[1]], {"eos": [-1]}, "eos"),
         ([[1]], {"verify": "typical"}, "typical"),
         ([[1]], {"seed": [1, 2]}, "one seed a row"),
-        ([[1]], {"stop_strings": ["x"]}, "not served"),
+        ([[1]], {"stop_strings": ["x"]}, "tokenizer="),
+        ([[1]], {"vocab_size": 62}, "ids 0..60"),
+        ([[40]], {"vocab_size": 40}, "ids 0..39"),
+        ([[1]], {"processors": [3]}, "callables"),
     ],
 )
 def test_what_cannot_be_served_is_refused(prompts: list[list[int]], settings: dict[str, object], message: str) -> None:

@@ -6,13 +6,15 @@ import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import draftsmith.specdec.drafters.model  # noqa: F401
-from draftsmith.specdec import ModelDrafter, Outcome, Proposal, Sampling, generate, to_probs
+from draftsmith.specdec import CombinedDrafter, ModelDrafter, NgramDrafter, Outcome, Proposal, Sampling, generate, to_probs
+from draftsmith.specdec.pace import Round
 from tiny import ScriptedLM
 
 MODULES = ("draftsmith.specdec.verify", "draftsmith.specdec.drafters.model")
@@ -125,6 +127,64 @@ def test_the_first_three_tokens_follow_the_targets_law(case: str, monkeypatch: p
     assert abs(sum(found.values()) - 1) < 1e-6
     for text, chance in target_law(target, prompt, how, 3).items():
         assert abs(found[text] - chance) < 1e-6, (text, found[text], chance)
+
+
+class Remembering:
+    """A processor with a memory: every token costs more the oftener it was the last one seen, and each call a little more."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = defaultdict(int)
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.seen[int(ids[0, -1])] += 1
+        return scores - torch.tensor([0.9 * self.seen.get(token, 0) for token in range(scores.shape[-1])])
+
+
+class Varying:
+    """A pace that looks at what was accepted and at what the next proposal would rest on, as the adaptive one does."""
+
+    sure = False
+
+    def begin(self, prefill_seconds: float) -> None:
+        self.accepted = 1
+
+    def next(self, evidence: list[int]) -> int:
+        return 2 if evidence[0] > 0 else self.accepted + 1
+
+    def observe(self, round: Round) -> None:
+        self.accepted = round.accepted[0]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["combined", "pace", "processor"])
+def test_lookups_among_models_a_pace_and_a_processor_with_a_memory_keep_the_law(
+    kind: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, other, how, prompt = ScriptedLM(3, "target"), ScriptedLM(3, "draft"), Sampling(0.9), [1, 0, 1, 2]
+    model = ModelDrafter(other)  # type: ignore[arg-type]
+    drafter = model if kind == "processor" else CombinedDrafter(NgramDrafter(longest=3, least=0.01), model, min_match=1)
+    settings: dict[str, Any] = {"processors": [Remembering()]} if kind == "processor" else {}
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    spoke: set[int] = set()
+
+    def run() -> list[int]:
+        pace = Varying() if kind == "pace" else None
+        out = generate(target, [prompt], drafter, k=2, max_new_tokens=3, how=how, verify=rule, pace=pace, **settings)  # type: ignore[arg-type]
+        if isinstance(drafter, CombinedDrafter):
+            spoke.update(drafter._said.match.tolist())  # type: ignore[union-attr]
+        return out.tokens[0]
+
+    for text, chance in every_path(run, rule == "token", monkeypatch):
+        found[text] += chance
+    for text in itertools.product(range(3), repeat=3):
+        wanted, memory = 1.0, Remembering()
+        for i, token in enumerate(text):
+            logits = target.law((*prompt, *text[:i]))
+            if kind == "processor":
+                logits = memory(torch.tensor([[*prompt, *text[:i]]]), logits[None])[0]
+            wanted *= float(to_probs(logits, how)[token])
+        assert abs(found[text] - wanted) < 1e-6, (text, found[text], wanted)
+    assert kind == "processor" or (0 in spoke and max(spoke) > 0), "both must have spoken"
 
 
 def test_the_enumeration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

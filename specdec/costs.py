@@ -1,0 +1,60 @@
+"""What a round takes on this machine: medians of what was measured, and guesses, said to be such, for what was not yet."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import median
+
+REMEMBERED = 9
+CHEAP, DEAR = (
+    0.03,
+    0.5,
+)  # plain steps that an unknown column or model's word may take: to be worth a trial, to pay for it beforehand
+
+
+class Costs:
+    """Seconds of a target call by rows and columns fed a row, and of a proposal by who drafts (a model?), rows and k."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._target: dict[int, dict[int, float]] = defaultdict(dict)  # rows -> columns -> seconds
+        self._draft: dict[tuple[bool, int], dict[int, float]] = defaultdict(dict)  # (a model?, rows) -> k -> seconds
+
+    def saw_target(self, rows: int, columns: int, seconds: float) -> None:
+        seen = self._seen[rows, columns]
+        seen.append(seconds)
+        self._target[rows][columns] = median(seen)
+
+    def saw_draft(self, by_model: bool, rows: int, k: int, seconds: float) -> None:
+        seen = self._seen[by_model, rows, k]
+        seen.append(seconds)
+        self._draft[by_model, rows][k] = median(seen)
+
+    def plain(self, rows: int) -> float | None:
+        """Seconds of a plain step of so many rows; None before one was seen."""
+        return self._target[rows].get(1)
+
+    def knows(self, rows: int, columns: int) -> bool:
+        return columns in self._target[rows]
+
+    def target(self, rows: int, columns: int, unknown: float = CHEAP) -> float:
+        """Seconds of a call, once `plain(rows)` is known: a straight line between two measured widths, and beyond the widest
+        `unknown` plain steps more a column."""
+        seen = self._target[rows]
+        if columns in seen:
+            return seen[columns]
+        below = max(n for n in seen if n < columns)
+        above = min((n for n in seen if n > columns), default=None)
+        if above is None:
+            return seen[below] + unknown * seen[1] * (columns - below)
+        return seen[below] + (seen[above] - seen[below]) * (columns - below) / (above - below)
+
+    def draft(self, by_model: bool, rows: int, k: int, unknown: float = CHEAP) -> float:
+        """Seconds of a proposal of k tokens, a model's in proportion to the nearest known k; a lookup is free until measured."""
+        seen = self._draft[by_model, rows]
+        if k in seen:
+            return seen[k]
+        if not seen:
+            return unknown * k * self._target[rows][1] if by_model else 0.0
+        nearest = min(seen, key=lambda n: abs(n - k))
+        return seen[nearest] * (k / nearest if by_model else 1.0)
