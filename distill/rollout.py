@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from draftsmith.specdec import Sampling, generate
-from draftsmith.specdec.models import chat_ids, real_ids
+from draftsmith.specdec.models import chat_ids, eos_ids, real_ids
 
 
 class Answer(NamedTuple):
@@ -29,7 +29,7 @@ def answer(
     # A chat's noise hangs on the chat, not on its place in a batch, so answers can be made in any order.
     seeds = [int(hashlib.blake2b(f"{seed}/{ids}".encode(), digest_size=7).hexdigest(), 16) for ids in prompts]
     out = generate(
-        target, prompts, how=how, max_new_tokens=max_new_tokens, eos=tokenizer.eos_token_id, seed=seeds,
+        target, prompts, how=how, max_new_tokens=max_new_tokens, eos=eos_ids(target, tokenizer), seed=seeds,
         vocab_size=real_ids(target, tokenizer),
     )  # fmt: skip
     return [

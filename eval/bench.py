@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from draftsmith.recipes import Prompt
 from draftsmith.specdec import Drafter, Generation, Sampling, generate
 from draftsmith.specdec.audit import first_difference
-from draftsmith.specdec.models import chat_ids, real_ids
+from draftsmith.specdec.models import chat_ids, eos_ids, real_ids
 from draftsmith.specdec.pace import Adaptive, Fixed, Pace
 
 
@@ -61,7 +61,12 @@ def measure(
     Each arm decodes eight tokens beforehand that are not counted. Prompts of several turns are played turn by turn, with
     plain decoding's answers in between.
     """
-    settings: dict[str, Any] = {"how": how, "eos": tokenizer.eos_token_id, "seed": seed, "vocab_size": real_ids(target, tokenizer)}
+    settings: dict[str, Any] = {
+        "how": how,
+        "eos": eos_ids(target, tokenizer),
+        "seed": seed,
+        "vocab_size": real_ids(target, tokenizer),
+    }
     paces: dict[str, Pace] = {arm.name: Adaptive() if arm.k == "adaptive" else Fixed(int(arm.k)) for arm in arms}
 
     def run(arm: Arm | None, ids: list[list[int]], tokens: int) -> Generation:

@@ -36,7 +36,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     places = [_place(folder, one.drafter) for one in settings.candidates]
     name = revision(recipe.target.model)
     for place in places:
-        _refuse_another_target(Path(place), name)
+        _refuse_another_target(Path(place if Path(place).exists() else place.rpartition("+")[2]), name)
     torch.set_num_threads(settings.threads)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     arms = [
@@ -118,7 +118,7 @@ def _prepare(target: Any, arms: list[Arm]) -> str:
 
 def _refuse_another_target(draft: Path, revision: str) -> None:
     """ValueError where a draft's drafter.json says that it was made from another target."""
-    described = Path(str(draft).rpartition("+")[2]) / "drafter.json"
+    described = draft / "drafter.json"
     if not described.is_file():
         return
     made_for = json.loads(described.read_text(encoding="utf-8")).get("revision", revision)

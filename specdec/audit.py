@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.specdec.cache import CachedLM
+from draftsmith.specdec.models import output_rows
 
 NEAR = 0.25  # nats; in bf16 a forward of one token and one of several differ by this much at most where nothing is wrong
 STEP = 64  # tokens a forward, so that no [T, V] tensor of a long text exists
@@ -70,6 +71,9 @@ def _scored(
     target: PreTrainedModel, prompt: list[int], tokens: list[int], vocab_size: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The target's log-probabilities at each place of `tokens`, [n, V] fp32, and the tokens there, [n], a stretch at a time."""
+    rows = min(output_rows(target), vocab_size or output_rows(target))
+    if tokens and not 0 <= min(tokens) <= max(tokens) < rows:
+        raise ValueError(f"the text holds ids {min(tokens)}..{max(tokens)}, the target says 0..{rows - 1}")
     if not prompt:
         raise ValueError("an audit needs the prompt that the text was written behind; found none")
     lm, fed = CachedLM(target, 1), [*prompt, *tokens][:-1]

@@ -108,11 +108,17 @@ class CachedLM:
                 )
         return None
 
-    def refuse_ahead(self, longest: int) -> None:
-        """ValueError now for what rows of up to `longest` tokens would meet later, when their text would be lost with it."""
-        windows = [one for layer in self._cache.layers if (one := getattr(layer, "sliding_window", None)) is not None]
-        if self.batch_size > 1 and windows and longest > min(windows):
-            raise ValueError(self._loses_tokens(min(windows), longest))
+    @property
+    def window(self) -> int | None:
+        """Columns that the narrowest sliding layer attends to; None where no layer slides."""
+        return min(
+            (one for layer in self._cache.layers if (one := getattr(layer, "sliding_window", None)) is not None), default=None
+        )
+
+    def refuse_ahead(self, columns: int) -> None:
+        """ValueError now for what a batch that needs up to `columns` would meet later, when its text would be lost with it."""
+        if self.batch_size > 1 and self.window is not None and columns > self.window:
+            raise ValueError(self._loses_tokens(self.window, columns))
 
     def _loses_tokens(self, window: int, columns: int) -> str:
         # The window is counted in columns, and columns that a row does not use would push its own tokens out.

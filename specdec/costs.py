@@ -6,10 +6,10 @@ from collections import defaultdict, deque
 from statistics import median
 
 REMEMBERED = 9
-CHEAP, DEAR = (
-    0.03,
-    0.5,
-)  # plain steps that an unknown column or model's word may take: to be worth a trial, to pay for it beforehand
+LATEST = 3  # of plain steps count: they are what everything is compared with, and few are taken while drafting pays
+STEADY = 1.3  # a plain step that differs more than this from the median belongs to other times
+CHEAP = 0.03  # plain steps that an unknown column or word of a model is thought to take: little, so that it gets tried,
+DEAR = 0.5  # and much where the trial is paid for beforehand
 
 
 class Costs:
@@ -22,8 +22,10 @@ class Costs:
 
     def saw_target(self, rows: int, columns: int, seconds: float) -> None:
         seen = self._seen[rows, columns]
+        if columns == 1 and seen and not seconds / STEADY < self._target[rows][1] < seconds * STEADY:
+            seen.clear()  # the machine, or the length of the text, is not what it was: three new ones decide
         seen.append(seconds)
-        self._target[rows][columns] = median(seen)
+        self._target[rows][columns] = median(list(seen)[-LATEST:] if columns == 1 else seen)
 
     def saw_draft(self, by_model: bool, rows: int, k: int, seconds: float) -> None:
         seen = self._seen[by_model, rows, k]
@@ -31,8 +33,8 @@ class Costs:
         self._draft[by_model, rows][k] = median(seen)
 
     def plain(self, rows: int) -> float | None:
-        """Seconds of a plain step of so many rows; None before one was seen."""
-        return self._target[rows].get(1)
+        """Seconds of a plain step of so many rows; None before three were seen, for the first ones of all are often slow."""
+        return self._target[rows][1] if len(self._seen[rows, 1]) >= 3 else None
 
     def knows(self, rows: int, columns: int) -> bool:
         return columns in self._target[rows]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.specdec.cache import CachedLM
-from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
+from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal, proposed
 from draftsmith.specdec.noise import RowNoise
 from draftsmith.specdec.pace import A_MODEL, Fixed, Pace, Round
 from draftsmith.specdec.result import Generation, Written, warnings
@@ -89,16 +89,21 @@ class _Run:
         self.stops = [StopStrings(tokenizer, asked.stop_strings, prompt) for prompt in prompts] if asked.stop_strings else None
         self.layers = drafter.hidden_layers if drafter is not None else ()
         self.lm = CachedLM(target, len(prompts))
-        self.lm.refuse_ahead(max(map(len, prompts)) + asked.max_new_tokens)
+        self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None))
         ids, valid, self.last = _pad_left(prompts, self.device)
         hidden = tuple(torch.empty(len(prompts), 0, self.lm.config.hidden_size, device=self.device) for _ in self.layers)
         if ids.shape[1]:
             _, hidden = self.lm.extend(ids, valid, self.layers, keep=1)
         _sync(self.device)
-        pace.begin(time.perf_counter() - clock)
+        pace.begin(time.perf_counter() - clock, asked.max_new_tokens)
         if drafter is not None:
-            if ids.shape[1] and (reason := self.lm.cannot_roll_back()):
+            if reason := self.lm.cannot_roll_back():
                 raise ValueError(reason)
+            if (says := getattr(drafter, "ids", 0)) > asked.rows:
+                raise ValueError(
+                    f"the draft says ids 0..{says - 1}, the target has 0..{asked.rows - 1}: give the drafter vocab_size={asked.rows}, "
+                    "so that the rest is masked before the softmax"
+                )
             drafter.begin(ids, valid, self.last, hidden)
             if pace.sure and hasattr(drafter, "read"):
                 drafter.read()
@@ -120,7 +125,7 @@ class _Run:
         clock = time.perf_counter()
         evidence = _evidence(drafter, len(self.rows))
         k = min(self.pace.next([one for one, done in zip(evidence, self.done, strict=True) if not done]), max(room))
-        proposal = self.propose(k)
+        proposal = proposed(drafter, k, asked.how, self.noise.draft, len(self.rows), asked.rows, self.device)
         drafts, n = proposal.tokens.tolist(), [min(one, here) for one, here in zip(proposal.n.tolist(), room, strict=True)]
         _sync(self.device)
         draft_seconds = time.perf_counter() - clock
@@ -154,33 +159,6 @@ class _Run:
         live = [slot for slot, done in enumerate(was_done) if not done]
         n, accepted, evidence = ([values[slot] for slot in live] for values in (n, accepted, evidence))
         self.pace.observe(Round(k, proposal.tokens.shape[1] + 1, n, accepted, evidence, draft_seconds, target_seconds))
-
-    def propose(self, k: int) -> Proposal:
-        """The drafter's proposal, no wider than its widest row, its law over the target's ids."""
-        batch, rows, drafter = len(self.rows), self.asked.rows, self.drafter
-        if drafter is None:
-            nothing = torch.empty(batch, 0, dtype=torch.long, device=self.device)
-            return Proposal(nothing, None, torch.zeros(batch, dtype=torch.long, device=self.device))
-        tokens, probs, n, _, parents = drafter.propose(k, self.asked.how, self.noise.draft)
-        if parents is not None:
-            raise ValueError(f"{type(drafter).__name__} proposes a tree of candidates; only chains are verified here")
-        tokens, n = tokens.to(self.device), n.to(self.device)
-        widest = int(n.max()) if tokens.shape[1] else 0
-        tokens = tokens[:, :widest]
-        if widest and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows:
-            raise ValueError(
-                f"{type(drafter).__name__} proposed ids {int(tokens.min())}..{int(tokens.max())}; the target has 0..{rows - 1}"
-            )
-        if probs is not None and self.asked.how.temperature > 0:
-            probs = probs[:, :widest].to(self.device)
-            short = rows - probs.shape[-1]
-            if short < 0:
-                raise ValueError(
-                    f"{type(drafter).__name__} spreads its law over {probs.shape[-1]} ids, the target has {rows}: mask the "
-                    "rest before the softmax, e.g. ModelDrafter(model, vocab_size=...)"
-                )
-            probs = torch.nn.functional.pad(probs, (0, short))  # the draft never says those ids: q = 0 there
-        return Proposal(tokens, probs, n)
 
     def verify(
         self, proposal: Proposal, drafts: list[list[int]], n: list[int], texts: list[list[int]]
@@ -235,6 +213,12 @@ class _Run:
         if self.stops is not None:
             self.stops = [self.stops[slot] for slot in left]
         self.last, self.rows, self.done = self.last[index], [self.rows[slot] for slot in left], [False] * len(left)
+
+
+def _columns(prompts: list[list[int]], asked: Settings, drafting: bool) -> int:
+    """How many cache columns a call can need. A round leaves as many as its luckiest row won, so in the worst case rows take turns."""
+    steps = max(asked.max_new_tokens - 1, 0)
+    return max(map(len, prompts)) + (steps * len(prompts) if drafting else steps)
 
 
 def _evidence(drafter: Any, rows: int) -> list[int]:

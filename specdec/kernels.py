@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -96,27 +97,34 @@ def kernels() -> Kernels:
     compiler = os.environ.get("CC") or next((one for one in ("cc", "gcc", "clang") if shutil.which(one)), None)
     if compiler is None:
         return Kernels(None, "no C compiler found (looked for $CC, cc, gcc, clang)")
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+            return _built(shlex.split(compiler), Path(place))
+    except OSError as error:  # no room, no folder for temporary files
+        return Kernels(None, f"the kernels could not be built: {error}")
+
+
+def _built(compiler: list[str], place: Path) -> Kernels:
+    (place / "k.c").write_text(SOURCE)
     said = ""
     # torch's own OpenMP, where it brings one: a second would keep a second set of threads spinning on the same cores.
     ours = [str(one) for one in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*")][:1] or ["-lgomp"]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        Path(place, "k.c").write_text(SOURCE)
-        for flags, libraries in ((["-march=native", "-fopenmp"], ours), (["-march=native"], []), ([], [])):
-            try:
-                for step in (["-c", *flags, "k.c", "-o", "k.o"], ["-shared", "k.o", "-o", "k.so", *libraries]):
-                    command = [*compiler.split(), "-O3", "-fPIC", *step]
-                    subprocess.run(command, cwd=place, capture_output=True, text=True, check=True, timeout=60)
-                library = ctypes.CDLL(str(Path(place, "k.so")))
-            except subprocess.CalledProcessError as error:  # noqa: PERF203
-                said = error.stderr.strip()[-300:]
-            except (OSError, subprocess.TimeoutExpired) as error:
-                said = str(error)
-            else:
-                library.linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong] * 4
-                library.rms_norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_longlong] * 2 + [ctypes.c_float]
-                library.linear.restype = library.rms_norm.restype = None
-                return Kernels(library) if _right(library) else Kernels(None, f"{compiler} built kernels that compute wrongly")
-    return Kernels(None, f"{compiler} cannot build the kernels: {said}")
+    for flags, libraries in ((["-march=native", "-fopenmp"], ours), (["-march=native"], []), ([], [])):
+        try:
+            for step in (["-c", *flags, "k.c", "-o", "k.o"], ["-shared", "k.o", "-o", "k.so", *libraries]):
+                command = [*compiler, "-O3", "-fPIC", *step]
+                subprocess.run(command, cwd=place, capture_output=True, text=True, errors="replace", check=True, timeout=60)
+            library = ctypes.CDLL(str(place / "k.so"))
+            library.linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_longlong] * 4
+            library.rms_norm.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_longlong] * 2 + [ctypes.c_float]
+            library.linear.restype = library.rms_norm.restype = None
+        except subprocess.TimeoutExpired:  # noqa: PERF203 (three tries)
+            return Kernels(None, f"{compiler[0]} took more than a minute")
+        except (subprocess.CalledProcessError, OSError, AttributeError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip()[-300:]
+        else:
+            return Kernels(library) if _right(library) else Kernels(None, f"{compiler[0]} built kernels that compute wrongly")
+    return Kernels(None, f"{compiler[0]} cannot build the kernels: {said}")
 
 
 def linear(library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -125,6 +125,13 @@ def real_ids(target: Any, tokenizer: Any) -> int:
     return rows if tokenizer is None else min(rows, max(tokenizer.get_vocab().values()) + 1)
 
 
+def eos_ids(target: Any, tokenizer: Any) -> list[int]:
+    """The ids that end a text: the tokenizer's EOS and those of the target's generation_config (the end of a turn, say)."""
+    more = getattr(getattr(target, "generation_config", None), "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])} - {None}
+    return sorted(one for one in ids if one < output_rows(target))
+
+
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
     """An entry of a table by name, or an error with the choices and the nearest of them."""
     if name in table:

@@ -32,8 +32,8 @@ class Pace(Protocol):
     @property
     def sure(self) -> bool: ...
 
-    def begin(self, prefill_seconds: float) -> None:
-        """A new call of `generate`, whose target has read the prompts in so many seconds."""
+    def begin(self, prefill_seconds: float, tokens: int) -> None:
+        """A new call of `generate`, whose target has read the prompts in so many seconds and will write so many tokens at most."""
 
     def next(self, evidence: list[int]) -> int:
         """How many tokens to draft, given what each row's drafter can rest on (see `Drafter.evidence`)."""
@@ -55,7 +55,7 @@ class Fixed:
     def sure(self) -> bool:
         return self.k > 0
 
-    def begin(self, prefill_seconds: float) -> None:
+    def begin(self, prefill_seconds: float, tokens: int) -> None:
         """A fixed pace learns nothing."""
 
     def next(self, evidence: list[int]) -> int:
@@ -87,13 +87,13 @@ class Adaptive:
         self._kept: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])  # (bucket, place): accepted, tried
         self._wait: dict[int, int] = defaultdict(lambda: FIRST_WAIT)  # rounds between two trials of what did not pay
         self._since: dict[int, int] = defaultdict(lambda: FIRST_WAIT)
-        self._life_lost = self._life_plain = self._lost = self._plain = 0.0
-        self._calls, self._model_has_read = 1, False
+        self._life_lost = self._life_plain = 0.0
+        self.begin(0.0, 0)
 
-    def begin(self, prefill_seconds: float) -> None:
-        self._lost, self._plain, self._model_has_read = 0.0, prefill_seconds, False
-        self._calls += self._life_plain > 0
+    def begin(self, prefill_seconds: float, tokens: int) -> None:
+        self._lost, self._plain, self._prefill, self._tokens = 0.0, prefill_seconds, prefill_seconds, tokens
         self._life_plain += prefill_seconds
+        self._drafting, self._model_has_read = REMEASURE, False  # machine and text may have changed: a plain step comes first
 
     def acceptance(self, bucket: int, places: int) -> list[float]:
         """Chance that each of the first `places` drafts stays, those before it having stayed. What is little known of a place is
@@ -108,7 +108,7 @@ class Adaptive:
     def next(self, evidence: list[int]) -> int:
         rows, plain = len(evidence), self.costs.plain(len(evidence))
         top = max(evidence)
-        if plain is None or top == KNOWS_NOTHING:
+        if plain is None or top == KNOWS_NOTHING or self._drafting >= REMEASURE:
             return 0
         k, gain, time = self._best(evidence)
         if k == 0:
@@ -118,8 +118,8 @@ class Adaptive:
 
         def affordable(k: int, life: bool) -> bool:
             worst = self.costs.draft(by_model, rows, k, DEAR) + self.costs.target(rows, k + 1, DEAR) - plain
-            # One or two rounds may fail before a call has earned them, but no more than a share of what calls take here.
-            ahead = min(2 * worst, RESERVE * self._life_plain / self._calls)
+            # One or two rounds may fail before a call has earned them, but no more than a share of what it can take.
+            ahead = min(2 * worst, RESERVE * (self._prefill + self._tokens * plain))
             in_life = not life or self._life_lost + worst <= self.slack * self._life_plain
             return in_life and self._lost + worst <= self.slack * self._plain + ahead
 
@@ -141,7 +141,9 @@ class Adaptive:
         self._plain += plain
         self._life_plain += plain
         if round.k == 0:
+            self._drafting = 0
             return
+        self._drafting += 1
         by_model = A_MODEL in round.evidence
         if not by_model or self._model_has_read:
             self.costs.saw_draft(by_model, rows, round.k, round.draft_seconds)
@@ -174,7 +176,8 @@ class Adaptive:
 MEMORY = 0.97  # of what was seen a round ago, so about 30 rounds count
 MARGIN = 0.02  # a gain smaller than this is not worth the variance
 KNOWN = 4.0  # trials before an acceptance is more than a guess
-RESERVE = 0.025  # of a usual call's time may be lost beyond the slack, so that a short call need not earn its first draft
+REMEASURE = 24  # rounds in a row that draft before a plain step is timed again; a stale one would hide a loss
+RESERVE = 0.025  # of a call's time may be lost beyond the slack, so that a short call need not earn its first draft
 FIRST_WAIT, LAST_WAIT = 4, 64
 
 

@@ -32,7 +32,7 @@ class Report:
 def prepare_for_decoding(model: PreTrainedModel, compiler: bool = True) -> PreTrainedModel:
     """Let the linears and RMSNorms of an fp32 model on the CPU serve few rows by kernels made for few rows; the same model.
 
-    In place, idempotent, undone by `restore(model)`; `prepared(model)` does both. `report(model)` says what was done.
+    In place, idempotent, undone by `restore(model)` (do so before `torch.save` of a whole model; save_pretrained needs it not); `prepared(model)` does both. `report(model)` says what was done.
     Leave it off by not calling it; prepare target and draft alike, and the baseline is the prepared target's own.
     SmolLM2-135M, one thread of an AVX2 machine: docs/speed.md. No memory: weights stay where they are and are read at every
     call, so training, loading and merging between calls are seen. It costs a second, once a process, to build the kernels with the
@@ -43,11 +43,11 @@ def prepare_for_decoding(model: PreTrainedModel, compiler: bool = True) -> PreTr
     torch.compile, another dtype or device, a weight that is not a plain contiguous tensor. On CUDA and in bf16 nothing is
     changed and the report says so: a static cache and CUDA graphs would be the gain there, and are not offered yet.
     """
-    if (found := report(model)) is not None and not found.why_not:
+    if (found := report(model)) is not None and not found.why_not and any(map(_is_prepared, model.modules())):
         return model
     restore(model)  # what was prepared without a compiler may have one now
     done = Report()
-    first = next(model.parameters())
+    first = next(model.parameters(), torch.empty(0, device="meta"))
     if first.device.type != "cpu" or first.dtype != torch.float32:
         done = replace(done, why_not=f"fp32 on the CPU is what can be prepared; this model is {first.dtype} on {first.device}")
     else:
@@ -69,23 +69,35 @@ def prepare_for_decoding(model: PreTrainedModel, compiler: bool = True) -> PreTr
 def restore(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `prepare_for_decoding`: every module computes as it did before, bit for bit."""
     for module in model.modules():
-        if isinstance(module, FewRowsLinear | TurnedLinear):
-            cast(Any, module).__class__ = nn.Linear
-        elif isinstance(module, FewRowsNorm):
-            module.__class__ = type(module).__mro__[2]  # [made here, FewRowsNorm, the model's own class, ...]
+        _restore(module)
     vars(model).pop("_decoding_report", None)
     return model
+
+
+def _restore(module: nn.Module) -> None:
+    if isinstance(module, FewRowsLinear | TurnedLinear):
+        cast(Any, module).__class__ = nn.Linear
+    elif isinstance(module, FewRowsNorm):
+        module.__class__ = type(module).__mro__[2]  # [made here, FewRowsNorm, the model's own class, ...]
+
+
+def _is_prepared(module: nn.Module) -> bool:
+    return isinstance(module, FewRowsLinear | TurnedLinear | FewRowsNorm)
 
 
 @contextmanager
 def prepared(model: PreTrainedModel, compiler: bool = True) -> Iterator[PreTrainedModel]:
     """Prepared inside the `with`; a model that was prepared before stays so."""
-    before = report(model)
+    before = {id(module) for module in model.modules() if _is_prepared(module)}
+    reported = report(model)
     try:
         yield prepare_for_decoding(model, compiler)
     finally:
-        if before is None:
-            restore(model)
+        for module in model.modules():
+            if id(module) not in before:
+                _restore(module)
+        if reported is None:
+            vars(model).pop("_decoding_report", None)
 
 
 def report(model: PreTrainedModel) -> Report | None:
@@ -123,11 +135,11 @@ class FewRowsNorm(nn.Module):
 
     weight: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        library = kernels.kernels().library
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        library = None if more or named else kernels.kernels().library
         if library and 0 < x.numel() <= 64 * FEW * len(self.weight) and x.shape[-1] == len(self.weight) and _ours(x, self.weight):
             return kernels.rms_norm(library, x, self.weight, _eps(self))
-        return super().forward(x)
+        return super().forward(x, *more, **named)
 
 
 @functools.cache
@@ -141,7 +153,8 @@ def _ours(*tensors: Tensor | None) -> bool:
         return False
     _x, *weights = tensors
     return all(
-        one is None or (type(one) in (Tensor, nn.Parameter) and one.dtype == torch.float32 and one.device.type == "cpu")
+        one is None
+        or (type(one) in (Tensor, nn.Parameter) and one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_neg())
         for one in tensors
     ) and all(one is None or one.is_contiguous() for one in weights)
 

@@ -29,7 +29,7 @@ class Scores:
         """What may be said at each column: [B, K+1, V]. Row b wrote `texts[b]`, n[b] of `drafts[b]` count, n[b] < 0 in ended rows."""
         if self._processors is not None:
             prefixes = [[*prompt, *text] for prompt, text in zip(self._prompts, texts, strict=True)]
-            logits = self._processors(logits, prefixes, drafts, n)
+            logits = self.real(self._processors(logits, prefixes, drafts, n, self._asked.how.temperature == 0))
         if self._asked.min_new_tokens and self._asked.ends:
             logits = self._without_early_end(logits, torch.tensor([len(text) for text in texts], device=logits.device))
         return logits

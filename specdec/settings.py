@@ -43,7 +43,7 @@ class Settings:
         said = {name: getattr(config, name, None) for name in BEHIND_YOUR_BACK}
         ignored = {name: value for name, value in said.items() if value not in OFF.get(name, (None, False, 0, 1, 1.0, []))}
         return {
-            "k": self.k, "max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_new_tokens, "sampling": self.how,
+            "k": getattr(pace, "k", None), "max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_new_tokens, "sampling": self.how,
             "seed": self.seed, "eos": sorted(self.ends), "verify": self.verify, "pace": type(pace).__name__,
             "processors": [type(one).__name__ for one in self.processors], "stop_strings": list(self.stop_strings),
             "vocabulary": self.vocabulary, "dtype": str(target.dtype).removeprefix("torch."), "device": str(target.device),
@@ -57,6 +57,11 @@ def checked(
     stop_strings: Sequence[str] | str, tokenizer: Any, vocab_size: int | None,
 ) -> Settings:  # fmt: skip
     """The settings, or ValueError saying what was asked, what was found and what to do."""
+    whole = {"k": k, "max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens}
+    if wrong := [f"{name}={value!r}" for name, value in whole.items() if not isinstance(value, int)]:
+        raise ValueError(f"{', '.join(wrong)} must be whole numbers")
+    if not isinstance(how, Sampling):
+        raise ValueError(f"how must be a Sampling, found {how!r}; Sampling() is greedy")
     rows = output_rows(target)
     vocabulary = _vocabulary(vocab_size, rows)
     _check_prompts(prompts, vocabulary)
@@ -92,8 +97,13 @@ def _vocabulary(vocab_size: int | None, rows: int) -> int:
 
 
 def _check_prompts(prompts: list[list[int]], vocabulary: int) -> None:
-    if not prompts:
+    if not len(prompts):
         raise ValueError("no prompts: generate needs at least one list of token ids")
+    for b, prompt in enumerate(prompts):
+        if not isinstance(prompt, (list, tuple)) or not all(isinstance(one, int) for one in prompt):
+            raise ValueError(
+                f"prompts must be lists of token ids (whole numbers), one list a row; prompt {b} is {str(prompt)[:60]!r} ({type(prompt).__name__})"
+            )
     for b, prompt in enumerate(prompts):
         if not len(prompt):
             raise ValueError(f"prompt {b} is empty: a model needs at least one token to continue (its BOS, say)")

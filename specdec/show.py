@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from draftsmith.specdec.decode import Generation, Written, generate
 from draftsmith.specdec.drafters import load_drafter
-from draftsmith.specdec.models import chat_ids, load, real_ids
+from draftsmith.specdec.models import chat_ids, eos_ids, load, real_ids
 from draftsmith.specdec.page import DRAFT, Page, Pipe, Screen
 from draftsmith.specdec.sampling import Sampling
 from draftsmith.specdec.text import Detokenizer
@@ -91,7 +92,7 @@ def show(asked: Asked, console: Console | None = None) -> int:
     target, tokenizer = load(asked.target, asked.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     drafter = load_drafter(asked.drafter, target, tokenizer) if asked.drafter else None
     ids = _ids(tokenizer, prompt, asked)
-    settings: dict[str, Any] = {"how": how, "eos": tokenizer.eos_token_id, "seed": asked.seed}
+    settings: dict[str, Any] = {"how": how, "eos": eos_ids(target, tokenizer), "seed": asked.seed}
     settings |= {"stop_strings": list(asked.stop), "tokenizer": tokenizer}
     settings |= {"vocab_size": real_ids(target, tokenizer)}
     if asked.compare:
@@ -100,7 +101,7 @@ def show(asked: Asked, console: Console | None = None) -> int:
     settings |= {"max_new_tokens": asked.max_new_tokens}
     console = console or Console(highlight=False)
     page: Page = Screen(console) if console.is_terminal and not asked.plain else Pipe(console.file)
-    page.note(f"[{DRAFT}]guessed by {asked.drafter}, accepted[/]  written by the target" if drafter is not None else "")
+    page.note(f"[{DRAFT}]guessed by {escape(asked.drafter)}, accepted[/]  written by the target" if drafter is not None else "")
     try:
         out, tally = _stream(page, target, ids, drafter, asked, settings)
         if out is None:

@@ -60,6 +60,8 @@ def verify_block(p: Tensor, q: Tensor | None, draft: Tensor, n_draft: Tensor, ge
             inside = torch.where(rest > 0, spare / rest.clamp_min(torch.finfo(p.dtype).tiny), torch.ones_like(rest))
         else:
             inside = weight
+        # Behind a draft that the target forbids (weight 0) nothing stays, whatever p is there: it may not be a law at all.
+        inside = torch.where(weight > 0, inside, torch.zeros_like(inside))
         chances.append(torch.where(n_draft == i + 1, weight, inside))  # the last draft of a row is kept with its weight
     accepted = torch.zeros(batch, dtype=torch.long, device=p.device)
     noise = _noise(draft, generator)
@@ -80,9 +82,10 @@ def verify_greedy(logits: Tensor, draft: Tensor, n_draft: Tensor) -> Verdict:
     top = logits.gather(-1, says[..., None])[..., 0].float()
     stays = (says[:, :-1] == draft) & (torch.arange(draft.shape[1], device=draft.device) < n_draft[:, None])
     accepted = stays.long().cumprod(-1).sum(-1)
-    if not bool((torch.isfinite(top) | (torch.arange(top.shape[1], device=top.device) > accepted[:, None])).all()):
+    behind = torch.arange(top.shape[1], device=top.device) > accepted[:, None]
+    if not bool(((top > -torch.inf) | behind).all()):  # False for NaN too
         raise ValueError(
-            "the target's logits are not finite: NaN weights, an overflow in fp16, or processors that forbid every token"
+            "the target leaves no token a chance: NaN weights, an overflow in fp16, or processors that forbid every token"
         )
     return Verdict(accepted, says.gather(1, accepted[:, None])[:, 0])
 

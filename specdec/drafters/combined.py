@@ -26,6 +26,10 @@ class CombinedDrafter:
         self.hidden_layers: tuple[int, ...] = model.hidden_layers  # a lookup wants none
 
     @property
+    def ids(self) -> int:
+        return self.drafter.ids
+
+    @property
     def model(self) -> torch.nn.Module:
         return self.drafter.model
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Outcome, Proposal
+from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.sampling import Generator, Sampling, draw, to_probs, uniform
 
 
@@ -30,9 +31,16 @@ class ModelDrafter:
         embedding: Any = model.get_input_embeddings()
         self._known = int(embedding.weight.shape[0])
 
+    @property
+    def ids(self) -> int:
+        """How many ids it can say."""
+        return min(output_rows(self.model), self.vocab_size or output_rows(self.model))
+
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         batch, device = len(ids), self.model.device
         self._lm = CachedLM(self.model, batch)
+        if reason := self._lm.cannot_roll_back():
+            raise ValueError(f"as a draft: {reason}")
         self._rows = list(range(batch))  # which row of the prompts each row was, for the notes
         self._notes: dict[int, str] = {}
         self.paused = torch.zeros(batch, dtype=torch.bool, device=device)
@@ -107,10 +115,10 @@ class ModelDrafter:
         return [self._notes[row] for row in sorted(self._notes)]
 
     def _feed(self, ids: Tensor, valid: Tensor) -> Tensor:
-        """The logits behind the last column, [B, 1, V]; ValueError where the draft could not forget what it was fed."""
+        """The logits behind the last column, [B, 1, V]."""
         first = not self._lm.columns
         logits, _ = self._lm.extend(ids, valid, keep=1)
-        if first and (reason := self._lm.cannot_roll_back()):
+        if first and (reason := self._lm.cannot_roll_back()):  # some layers know it only once they hold something
             raise ValueError(f"as a draft: {reason}")
         return logits
 
@@ -124,6 +132,13 @@ class ModelDrafter:
             room = torch.full_like(self._fed, torch.iinfo(torch.long).max)
         else:
             room = self._lm.max_positions - self._lm.lengths - self._pending_valid.sum(-1) + 1
+        if self._lm.window is not None and len(room) > 1:  # a window counts columns, and rows of a batch share them
+            left = self._lm.window - self._lm.columns - self._pending.shape[1] + 1
+            self._pause(
+                torch.full_like(self.paused, left < 1),
+                f"would not fit the draft's window of {self._lm.window} in a batch and was decoded plainly",
+            )
+            room = room.clamp_max(max(left, 0))
         self._pause(room < 1, f"outgrew the draft's {self._lm.max_positions} positions and was decoded plainly")
         return torch.where(self.paused, 0, room)
 

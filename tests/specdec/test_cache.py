@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
 
-from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
+from draftsmith.specdec import Adaptive, ModelDrafter, NgramDrafter, generate
 from draftsmith.specdec.cache import CachedLM, positions
 from tiny import FAMILIES, noisy, plain_greedy, tiny
 
@@ -184,4 +184,26 @@ def test_a_window_too_small_for_a_batch_is_refused_before_anything_is_written() 
     model = tiny("mistral", sliding_window=8)
     with pytest.raises(ValueError, match="one prompt at a time"):
         generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=9)
-    assert len(generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=5).tokens[1]) == 5
+    assert len(generate(model, [[1, 2, 3], [4, 5, 6]], max_new_tokens=6).tokens[1]) == 6
+    wide = tiny("mistral", sliding_window=48)
+    drafter = ModelDrafter(noisy(wide))
+    assert len(generate(wide, [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]], max_new_tokens=44).tokens[1]) == 44
+    with pytest.raises(ValueError, match="one prompt at a time"):  # in the worst case the rows take turns
+        generate(wide, [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]], drafter, max_new_tokens=40)
+    assert len(generate(wide, [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]], drafter, max_new_tokens=22).tokens[1]) == 22
+
+
+def test_a_draft_whose_window_a_batch_outgrows_pauses_and_one_that_cannot_forget_is_refused_at_once() -> None:
+    target = tiny("llama")
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    wanted = [plain_greedy(target, prompt, 40) for prompt in prompts]
+    drafter = ModelDrafter(tiny("mistral", 3, sliding_window=16))
+    out = generate(target, prompts, drafter, k=4, max_new_tokens=40)
+    assert out.tokens == wanted
+    assert any("window of 16" in line for line in out.warnings)
+    recurrent = FalconMambaForCausalLM(
+        FalconMambaConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=32)
+    )
+    for prompt in ([1], [1, 2, 3]):
+        with pytest.raises(ValueError, match="as a draft"):
+            generate(target, [prompt], ModelDrafter(recurrent.eval()), max_new_tokens=5, pace=Adaptive())

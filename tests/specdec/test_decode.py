@@ -257,6 +257,11 @@ def test_a_fault_in_a_drafter_leaves_the_target_whole() -> None:
         ([[1]], {"verify": "typical"}, "typical"),
         ([[1]], {"seed": [1, 2]}, "one seed a row"),
         ([[1]], {"stop_strings": ["x"]}, "tokenizer="),
+        ([1, 2, 3], {}, "lists of token ids"),
+        (["hello"], {}, "lists of token ids"),
+        ([[1.5, 2.0]], {}, "lists of token ids"),
+        ([[1]], {"max_new_tokens": 3.5}, "whole numbers"),
+        ([[1]], {"how": None}, "must be a Sampling"),
         ([[1]], {"vocab_size": 62}, "ids 0..60"),
         ([[40]], {"vocab_size": 40}, "ids 0..39"),
         ([[1]], {"processors": [3]}, "callables"),
@@ -265,3 +270,34 @@ def test_a_fault_in_a_drafter_leaves_the_target_whole() -> None:
 def test_what_cannot_be_served_is_refused(prompts: list[list[int]], settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(TARGET, prompts, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("proposal", "message"),
+    [
+        (Proposal(torch.tensor([[5]]), None, torch.tensor([3])), "n \\[1\\] in 0..K"),
+        (Proposal(torch.tensor([[5]]), None, torch.tensor([-1])), "n \\[1\\] in 0..K"),
+        (Proposal(torch.tensor([[5], [6]]), None, torch.tensor([1, 1])), "tokens \\[1, K\\]"),
+        (Proposal(torch.tensor([[-1]]), None, torch.tensor([1])), "ids -1..-1"),
+        (Proposal(torch.tensor([[61]]), None, torch.tensor([1])), "ids 61..61"),
+        (Proposal(torch.tensor([[5]]), None, torch.tensor([1]), None, torch.tensor([[-1]])), "a tree of candidates"),
+    ],
+)
+def test_a_proposal_that_cannot_be_verified_is_refused(proposal: Proposal, message: str) -> None:
+    class Wrong(NgramDrafter):
+        def propose(self, k: int, how: Sampling, generator: object = None) -> Proposal:
+            return proposal
+
+    with pytest.raises(ValueError, match=message):
+        generate(TARGET, [list(range(3, 40))], Wrong(), k=3, max_new_tokens=9)
+
+
+def test_columns_that_do_not_count_may_hold_anything() -> None:
+    class Padding(NgramDrafter):
+        def propose(self, k: int, how: Sampling, generator: object = None) -> Proposal:
+            return Proposal(torch.full((1, 2), -1), None, torch.tensor([0]))
+
+        def observe(self, outcome: Outcome, said: Proposal | None = None) -> None:
+            pass
+
+    assert generate(TARGET, [PROMPTS[0]], Padding(), k=2, max_new_tokens=9).tokens == [plain_greedy(TARGET, PROMPTS[0], 9)]

@@ -145,7 +145,7 @@ class Varying:
 
     sure = False
 
-    def begin(self, prefill_seconds: float) -> None:
+    def begin(self, prefill_seconds: float, tokens: int) -> None:
         self.accepted = 1
 
     def next(self, evidence: list[int]) -> int:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from draftsmith.specdec import compatible, load
-from draftsmith.specdec.models import chat_ids, pick
+from draftsmith.specdec.models import chat_ids, eos_ids, pick, real_ids
 from draftsmith.specdec.places import resolve, revision
-from tiny import tiny_folder, tiny_tokenizer
+from tiny import tiny, tiny_folder, tiny_tokenizer
 
 
 def write_gguf(folder: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
@@ -167,3 +167,14 @@ def test_a_bos_is_not_added_twice() -> None:
 def test_pick_names_the_choices_and_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"a shoe: 'boots' is not one of boot, clog; did you mean 'boot'\?"):
         pick({"boot": 1, "clog": 2}, "boots", "a shoe")
+
+
+def test_a_text_ends_with_the_tokenizers_eos_and_with_those_of_the_generation_config() -> None:
+    target, tokenizer = tiny("llama", vocab_size=260), tiny_tokenizer()
+    assert eos_ids(target, tokenizer) == [2]
+    target.generation_config.eos_token_id = [2, 107, 999]
+    assert eos_ids(target, tokenizer) == [2, 107]
+    target.generation_config.eos_token_id = None
+    assert eos_ids(target, tokenizer) == [2]
+    assert real_ids(target, tokenizer) == 260
+    assert real_ids(tiny("llama", vocab_size=300), tokenizer) == 260

@@ -20,7 +20,7 @@ def play(
 ) -> float:  # fmt: skip
     """Seconds of a call of `tokens` tokens a row, a plain step taking one second, over what plain decoding takes."""
     chance, written, seconds = random.Random(seed), 0.0, prefill
-    pace.begin(prefill)
+    pace.begin(prefill, tokens)
     while written < tokens:
         match = [evidence(int(written))] * rows
         k = min(pace.next(match), max(0, int(tokens - written) - 1))
@@ -68,6 +68,24 @@ def test_a_text_that_turns_bad_is_noticed() -> None:
     for call in range(4):
         play(pace, lambda at: 0.9, lambda at: 0, 0.1, GPU, 200, seed=call)
     assert play(pace, lambda at: 0.0, lambda at: 0, 0.1, GPU, 300, seed=5) < 1.05
+
+
+@pytest.mark.parametrize("slow", [1.5, 3.0])
+@pytest.mark.parametrize("c", [0.1, 0.8])
+@pytest.mark.parametrize("accept", [0.1, 0.3])
+def test_a_slow_first_step_and_a_machine_that_gets_faster_deceive_nobody(slow: float, c: float, accept: float) -> None:
+    """Costs measured at a slow moment must not make a bad draft look good for the rest of a text."""
+    for tokens in (40, 300):
+        pace, clock = Adaptive(), [slow]
+
+        def r(n: int, clock: list[float] = clock) -> float:
+            return CPU(n) * (clock.pop() if clock else 1.0)
+
+        assert play(pace, lambda at: accept, lambda at: 0, c, r, tokens, prefill=100.0) < 1.05, tokens
+    pace = Adaptive()
+    for call in range(4):
+        play(pace, lambda at: 0.9, lambda at: 0, c * slow, lambda n: slow * CPU(n), 200, prefill=5 * slow, seed=call)
+    assert play(pace, lambda at: accept, lambda at: 0, c, CPU, 300, seed=7) < 1.06
 
 
 def test_long_matches_are_drafted_and_short_ones_are_not() -> None:

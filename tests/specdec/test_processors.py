@@ -190,3 +190,57 @@ def test_the_result_says_what_a_generation_config_asked_for_in_vain() -> None:
     out = generate(target, [PROMPTS[0]], max_new_tokens=3)
     assert out.settings["generation_config_ignored"] == {"do_sample": True, "temperature": 0.6, "repetition_penalty": 1.2}
     assert generate(TARGET, [PROMPTS[0]], max_new_tokens=3).settings["generation_config_ignored"] == {}
+
+
+class Grammar:
+    """Allows ids of one parity, and raises where it is shown a text that it has not allowed."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if any(token % 2 for token in ids[0, 8:].tolist()):
+            raise RuntimeError("not in the grammar")
+        odd = torch.arange(scores.shape[-1]) % 2 == 1
+        return scores.masked_fill(odd, -torch.inf)
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(1.0)])
+def test_a_grammar_is_never_shown_a_text_that_it_forbade(how: Sampling) -> None:
+    for name, drafter in drafters().items():
+        for rule in ("token", "block"):
+            out = generate(TARGET, [PROMPTS[2]], drafter, k=4, max_new_tokens=20, how=how, processors=[Grammar()], verify=rule)
+            assert all(token % 2 == 0 for token in out.tokens[0]), name
+            if how.temperature == 0:
+                assert out.tokens == generate(TARGET, [PROMPTS[2]], max_new_tokens=20, processors=[Grammar()]).tokens, name
+
+
+def test_two_processors_that_share_their_memory_keep_sharing_it() -> None:
+    shared: Counter[int] = Counter()
+
+    class Half(Counting):
+        def __init__(self) -> None:
+            self.seen, self.calls = shared, 0
+
+    wanted = by_hand(PROMPTS[0], [Half(), Half()], 20)
+    for name, drafter in drafters().items():
+        assert generate(TARGET, [PROMPTS[0]], drafter, k=4, max_new_tokens=20, processors=[Half(), Half()]).tokens == [wanted], name
+
+
+@pytest.mark.parametrize("wrong", [lambda scores: scores[0], lambda scores: scores[:, :1], lambda scores: None])
+def test_what_a_processor_gives_back_is_checked(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="must give scores"):
+        generate(TARGET, [PROMPTS[0]], max_new_tokens=3, processors=[lambda ids, scores: wrong(scores)])
+
+
+def test_a_processor_cannot_bring_back_ids_that_are_none() -> None:
+    def love_60(ids: Tensor, scores: Tensor) -> Tensor:
+        return torch.zeros_like(scores).index_fill(1, torch.tensor([60]), 9.0)
+
+    assert max(generate(TARGET, [PROMPTS[0]], max_new_tokens=5, processors=[love_60], vocab_size=40).tokens[0]) < 40
+
+
+def test_constraints_that_ask_for_their_row_are_refused_in_a_batch() -> None:
+    from transformers import PrefixConstrainedLogitsProcessor
+
+    one = PrefixConstrainedLogitsProcessor(lambda row, ids: [4, 5, 6], 1)
+    assert set(generate(TARGET, PROMPTS[:1], NgramDrafter(), max_new_tokens=9, processors=[one]).tokens[0]) <= {4, 5, 6}
+    with pytest.raises(ValueError, match="number of its row"):
+        generate(TARGET, PROMPTS, max_new_tokens=9, processors=[one])
