@@ -25,7 +25,8 @@ class Arm(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate on one answer. Lengths are a number a target call; ms are means; seconds include the prefill."""
+    """One candidate on one answer. Lengths are a number a target call, the prefill first; ms are means of the calls behind it;
+    seconds include it."""
 
     drafter: str
     k: int | str
@@ -111,6 +112,6 @@ def _measurement(
         new_tokens=len(run.tokens[0]), seconds=run.seconds, baseline_tokens=len(plain.tokens[0]), baseline_seconds=plain.seconds,
         accepted_lengths=tuple(accepted for _, accepted in rounds), drafted_lengths=tuple(one for one, _ in rounds),
         equal=int(greedy and run.tokens == plain.tokens), compared=int(greedy),
-        draft_ms=1000 * run.draft_seconds / max(drafted, 1), target_ms=1000 * run.target_seconds / len(rounds),
-        gaps=gaps, baseline_ms=1000 * plain.target_seconds / len(plain.rounds[0]),
+        draft_ms=1000 * run.draft_seconds / max(drafted, 1), target_ms=1000 * run.target_seconds / max(len(rounds) - 1, 1),
+        gaps=gaps, baseline_ms=1000 * plain.target_seconds / max(len(plain.rounds[0]) - 1, 1),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 DEFINITIONS = {
-    "tokens/call": "tokens emitted per call of the target after the prefill, its own token included; plain decoding is 1",
+    "tokens/call": "tokens emitted per call of the target, the prefill and its own tokens included; plain decoding is 1",
     "acc. by position": "share of drafts accepted at each drafted position, of those calls in which all drafts before were accepted",
     "acc./drafted": "accepted drafts over all drafts",
     "draft ms": "milliseconds a drafted token takes, drafting and bookkeeping together",

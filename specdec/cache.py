@@ -34,18 +34,28 @@ class CachedLM:
             self._cache.activate_past_recording()  # sliding layers keep what a rollback needs; before the first forward
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
-        self._live = torch.zeros(batch_size, 0, dtype=torch.bool, device=model.device)  # [B, columns]
+        self._columns = 0
+        self._mask: Tensor | None = None  # [B, columns]: which row uses which column; None where every row uses all
         self._modules = list(model.modules())  # walking the tree anew would cost more than a small model's forward
+        self._seen_windows: list[int | None] | None = None
+        self._rolls_back = False  # known once the cache holds something
+
+    @property
+    def live(self) -> Tensor:
+        """Which row uses which column: [B, columns] bool."""
+        if self._mask is not None:
+            return self._mask
+        return torch.ones(self.batch_size, self._columns, dtype=torch.bool, device=self.model.device)
 
     @property
     def lengths(self) -> Tensor:
         """Live tokens of each row: [B]."""
-        return self._live.sum(-1)
+        return self.live.sum(-1)
 
     @property
     def columns(self) -> int:
         """Columns of the cache, used by some row or not."""
-        return self._live.shape[1]
+        return self._columns
 
     @torch.inference_mode()
     def extend(
@@ -59,61 +69,77 @@ class CachedLM:
         batch, columns = ids.shape
         if batch != self.batch_size or valid.shape != ids.shape:
             raise ValueError(f"this cache holds {self.batch_size} rows, found ids {list(ids.shape)}, valid {list(valid.shape)}")
-        live = torch.cat([self._live, valid.to(self._live.device)], dim=1)
+        whole = self._mask is None and bool(valid.all())
+        mask = None if whole else torch.cat([self.live, valid.to(self.model.device)], dim=1)
+        self._refuse_unservable(mask, self._columns + columns)
         settings: dict[str, Any] = {self._cache_name: self._cache, "use_cache": True}
-        self._refuse_unservable(live)
-        if not bool(live.all()):
-            settings["attention_mask"] = live.long()
-            settings["position_ids"] = (live.long().cumsum(-1) - 1).clamp_min(0)[:, -columns:]
+        if mask is not None:
+            settings["attention_mask"] = mask.long()
+            settings["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -columns:]
         if keep is not None:
             settings["logits_to_keep"] = keep
         if hidden_layers:
             settings["output_hidden_states"] = True
         with _evaluating(self._modules):
             out = self.model(input_ids=ids.to(self.model.device), **settings)
-        self._live = live
+        self._mask, self._columns = mask, self._columns + columns
         return out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
 
     def forget(self, n: Tensor) -> None:
         """Drop the last n[b] live tokens of row b, n [B] >= 0; the next `extend` goes on from there."""
-        n = n.to(self._live.device)
-        if bool((n > self.lengths).any()) or bool((n < 0).any()):
-            raise ValueError(f"cannot forget {n.tolist()} of {self.lengths.tolist()} live tokens")
-        from_the_end = self._live.flip(-1).long().cumsum(-1).flip(-1)  # 1 at the last live token, 2 before it ...
-        live = self._live & (from_the_end > n[:, None])
+        counts = n.tolist()
+        if self._mask is None and min(counts) == max(counts) and 0 <= counts[0] <= self._columns:
+            self._crop(counts[0])
+            return
+        live, n = self.live, n.to(self.model.device)
+        if bool((n > live.sum(-1)).any()) or min(counts) < 0:
+            raise ValueError(f"cannot forget {counts} of {live.sum(-1).tolist()} live tokens")
+        from_the_end = live.flip(-1).long().cumsum(-1).flip(-1)  # 1 at the last live token, 2 before it ...
+        live = live & (from_the_end > n[:, None])
         used = live.any(0).nonzero()
         columns = int(used[-1]) + 1 if len(used) else 0
-        unused = live.shape[1] - columns
-        self._live = live[:, :columns]
-        if self.cannot_roll_back() is None:
-            self._cache.crop(-unused)  # also at 0: sliding layers trim what they recorded for this call
-        elif unused:
-            raise ValueError(self.cannot_roll_back())
+        self._crop(live.shape[1] - columns)
+        live = live[:, :columns]
+        self._mask = None if bool(live.all()) else live
+
+    def _crop(self, columns: int) -> None:
+        """Cut columns off the end; also asked for 0, for sliding layers trim then what they recorded for this call."""
+        if (reason := self.cannot_roll_back()) is None:
+            self._cache.crop(-columns)
+        elif columns:
+            raise ValueError(reason)
+        self._columns -= columns
 
     def select(self, rows: Tensor) -> None:
         """Keep `rows` of the batch (indices, ascending), and of the columns those that one of them uses from the right."""
-        rows = rows.to(self._live.device)
-        self._live = self._live[rows]
+        rows = rows.to(self.model.device)
+        self._mask = self.live[rows]
         self.batch_size = len(rows)
         self._cache.batch_select_indices(rows)
         self.forget(torch.zeros(len(rows), dtype=torch.long))
 
     def cannot_roll_back(self) -> str | None:
         """Why this model's cache cannot forget, or None where it can. Asked after the first `extend`, which builds the layers."""
+        if self._rolls_back:
+            return None
         for layer in self._cache.layers:
             if not getattr(layer, "is_croppable", type(layer).__name__ in ROLLS_BACK):
                 return (
                     f"{type(self.model).__name__} keeps a {type(layer).__name__}, which cannot give back refused tokens: "
                     "speculation would not be lossless. Decode it without a drafter."
                 )
+        self._rolls_back = self._columns > 0
         return None
 
     @property
     def window(self) -> int | None:
         """Columns that the narrowest sliding layer attends to; None where no layer slides."""
-        return min(
-            (one for layer in self._cache.layers if (one := getattr(layer, "sliding_window", None)) is not None), default=None
-        )
+        return min((one for one in self._windows() if one is not None), default=None)
+
+    def _windows(self) -> list[int | None]:
+        if self._seen_windows is None or len(self._seen_windows) != len(self._cache.layers):  # older caches make their layers late
+            self._seen_windows = [getattr(layer, "sliding_window", None) for layer in self._cache.layers]
+        return self._seen_windows
 
     def refuse_ahead(self, columns: int) -> None:
         """ValueError now for what a batch that needs up to `columns` would meet later, when its text would be lost with it."""
@@ -127,24 +153,24 @@ class CachedLM:
             f"{columns}: it would lose tokens. Decode one prompt at a time."
         )
 
-    def _refuse_unservable(self, live: Tensor) -> None:
-        longest = int(live.sum(-1).max())
+    def _refuse_unservable(self, mask: Tensor | None, columns: int) -> None:
+        longest = columns if mask is None else int(mask.sum(-1).max())
         if self.max_positions is not None and longest > self.max_positions:
             raise ValueError(f"{longest} tokens asked, {type(self.model).__name__} has {self.max_positions} positions")
-        windows = [getattr(layer, "sliding_window", None) for layer in self._cache.layers]
+        windows = self._windows()
         if 1 in windows:
             raise ValueError(
                 f"{type(self.model).__name__} has a window of 1 token, which transformers' cache keeps wrongly; it cannot be decoded here"
             )
-        if bool(live.all()):
+        if mask is None:
             return
         if self.config.model_type in COUNTS_COLUMNS:
             raise ValueError(
                 f"{type(self.model).__name__} counts positions by columns and cannot skip padding; decode one prompt at a time"
             )
         for layer, window in zip(self._cache.layers, windows, strict=True):
-            if window is not None and live.shape[1] > window:
-                raise ValueError(self._loses_tokens(window, live.shape[1]))
+            if window is not None and columns > window:
+                raise ValueError(self._loses_tokens(window, columns))
             if self.cannot_roll_back() is not None:
                 raise ValueError(f"{type(layer).__name__} cannot skip padding; decode one prompt at a time")
 

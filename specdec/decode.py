@@ -88,34 +88,49 @@ class _Run:
         self.scores = Scores(asked, prompts)
         self.stops = [StopStrings(tokenizer, asked.stop_strings, prompt) for prompt in prompts] if asked.stop_strings else None
         self.layers = drafter.hidden_layers if drafter is not None else ()
+        self.can_select = drafter is None or hasattr(drafter, "select")
         self.lm = CachedLM(target, len(prompts))
         self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None))
-        ids, valid, self.last = _pad_left(prompts, self.device)
-        hidden = tuple(torch.empty(len(prompts), 0, self.lm.config.hidden_size, device=self.device) for _ in self.layers)
-        if ids.shape[1]:
-            _, hidden = self.lm.extend(ids, valid, self.layers, keep=1)
-        _sync(self.device)
-        pace.begin(time.perf_counter() - clock, asked.max_new_tokens)
         if drafter is not None:
-            if reason := self.lm.cannot_roll_back():
-                raise ValueError(reason)
-            if (says := getattr(drafter, "ids", 0)) > asked.rows:
-                raise ValueError(
-                    f"the draft says ids 0..{says - 1}, the target has 0..{asked.rows - 1}: give the drafter vocab_size={asked.rows}, "
-                    "so that the rest is masked before the softmax"
-                )
-            drafter.begin(ids, valid, self.last, hidden)
-            if pace.sure and hasattr(drafter, "read"):
-                drafter.read()
+            self.refuse_the_pair()
+        self.prefill(prompts, clock)
+
+    def refuse_the_pair(self) -> None:
+        """ValueError where this drafter cannot serve this target, whatever the text."""
+        if reason := self.lm.cannot_roll_back():
+            raise ValueError(reason)
+        says, rows = getattr(self.drafter, "ids", 0), self.asked.rows
+        if says > rows:
+            raise ValueError(
+                f"the draft says ids 0..{says - 1}, the target has 0..{rows - 1}: give the drafter vocab_size={rows}, so that the rest "
+                "is masked before the softmax"
+            )
+
+    def prefill(self, prompts: list[list[int]], clock: float) -> None:
+        """The target reads the prompts and says each row's first token; the drafter begins behind that."""
+        ids, valid = _pad_left(prompts, self.device)
+        self.noise.next_round(self.out.tokens)
+        logits, hidden = self.lm.extend(ids, valid, self.layers, keep=1)
+        nothing = proposed(None, 0, self.asked.how, None, len(prompts), self.asked.rows, self.device)
+        none = [0] * len(prompts)
+        verdict, own = self.decide(logits, nothing, [[] for _ in prompts], none)
+        self.last = verdict.next
+        _sync(self.device)
+        self.pace.begin(time.perf_counter() - clock, self.asked.max_new_tokens)
+        self.write([[] for _ in prompts], none, verdict, own)
+        if self.drafter is not None and not all(self.done):
+            self.refuse_the_pair()  # some caches know what they cannot do only once they hold something
+            self.drafter.begin(ids, valid, self.last, hidden)
+            if self.pace.sure and hasattr(self.drafter, "read"):
+                self.drafter.read()
             _sync(self.device)
-        self.can_select = drafter is None or hasattr(drafter, "select")
-        out.prefill_seconds = time.perf_counter() - clock
+        self.out.prefill_seconds = time.perf_counter() - clock
 
     def to_the_end(self) -> None:
         while not all(self.done):
-            self.round()
-            if any(self.done) and not all(self.done) and self.can_select:
+            if any(self.done) and self.can_select:
                 self.drop()
+            self.round()
 
     def round(self) -> None:
         out, asked, drafter = self.out, self.asked, self.drafter
@@ -131,27 +146,26 @@ class _Run:
         draft_seconds = time.perf_counter() - clock
 
         clock = time.perf_counter()
-        verdict, hidden, own = self.verify(proposal, drafts, n, texts)
-        accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
+        logits, hidden = self.call(proposal, n)
+        verdict, own = self.decide(logits, proposal, drafts, n)
+        accepted = verdict.accepted.tolist()
         refused = [0 if done else had - kept for done, had, kept in zip(self.done, n, accepted, strict=True)]
-        self.lm.forget(torch.tensor(refused, device=self.device))
+        self.lm.forget(torch.tensor(refused))
         _sync(self.device)
         target_seconds = time.perf_counter() - clock
 
         was_done = list(self.done)
-        for slot, row in enumerate(self.rows):
-            if not was_done[slot]:
-                self.keep(
-                    slot, row, drafts[slot][: accepted[slot]], following[slot], n[slot], own[slot] if own is not None else None
-                )
-        self.scores.keep(accepted)
+        self.write(drafts, n, verdict, own)
         clock = time.perf_counter()
         if not all(self.done):
             # A row that has ended is told of an ordinary token, so a drafter needs no notion of ended rows.
-            ended = torch.tensor(self.done, device=self.device)
-            self.last = torch.where(ended, self.last, verdict.next)
+            last, stayed = verdict.next, verdict.accepted
+            if any(self.done):
+                ended = torch.tensor(self.done, device=self.device)
+                last, stayed = torch.where(ended, self.last, last), stayed.masked_fill(ended, 0)
+            self.last = last
             if drafter is not None:
-                drafter.observe(Outcome(verdict.accepted.masked_fill(ended, 0), self.last, hidden))
+                drafter.observe(Outcome(stayed, self.last, hidden))
                 _sync(self.device)
         draft_seconds += time.perf_counter() - clock
         out.draft_seconds += draft_seconds
@@ -160,25 +174,38 @@ class _Run:
         n, accepted, evidence = ([values[slot] for slot in live] for values in (n, accepted, evidence))
         self.pace.observe(Round(k, proposal.tokens.shape[1] + 1, n, accepted, evidence, draft_seconds, target_seconds))
 
-    def verify(
-        self, proposal: Proposal, drafts: list[list[int]], n: list[int], texts: list[list[int]]
-    ) -> tuple[Verdict, tuple[Tensor, ...], list[list[float]] | None]:
-        """One forward of the target over each row's last token and drafts; the verdict, hidden states, and log-probabilities if asked."""
-        how, columns = self.asked.how, proposal.tokens.shape[1] + 1
-        n_draft = torch.tensor(n, device=self.device)
-        alive = ~torch.tensor(self.done, device=self.device)
+    def call(self, proposal: Proposal, n: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One forward of the target over each row's last token and drafts: logits [B, K+1, V], hidden states."""
         fed = torch.cat([self.last[:, None], proposal.tokens], dim=1)  # [B, K+1]
-        exists = alive[:, None] & (torch.arange(columns, device=self.device) <= n_draft[:, None])
-        logits, hidden = self.lm.extend(fed, exists, self.layers)
+        exists = torch.ones_like(fed, dtype=torch.bool)
+        if min(n) + 1 < fed.shape[1] or any(self.done):
+            counts = torch.tensor([-1 if done else count for done, count in zip(self.done, n, strict=True)], device=self.device)
+            exists = torch.arange(fed.shape[1], device=self.device) <= counts[:, None]
+        return self.lm.extend(fed, exists, self.layers)
+
+    def decide(
+        self, logits: Tensor, proposal: Proposal, drafts: list[list[int]], n: list[int]
+    ) -> tuple[Verdict, list[list[float]] | None]:
+        """The verdict on the first n[b] drafts of each row, and the log-probabilities of what it leaves, if asked for."""
+        how, n_draft = self.asked.how, torch.tensor(n, device=self.device)
         logits = self.scores.real(logits)
+        texts = [self.out.tokens[row] for row in self.rows]
         shown = self.scores(logits, texts, drafts, [-1 if done else count for done, count in zip(self.done, n, strict=True)])
         if how.temperature == 0:
             verdict = verify_greedy(shown, proposal.tokens, n_draft)
         else:
             rule = VERIFY[self.asked.verify]
             verdict = rule(to_probs(shown, how), proposal.probs, proposal.tokens, n_draft, self.noise.verify)
-        own = own_logprobs(logits, proposal.tokens, verdict) if self.out.logprobs is not None else None
-        return verdict, hidden, own
+        return verdict, own_logprobs(logits, proposal.tokens, verdict) if self.out.logprobs is not None else None
+
+    def write(self, drafts: list[list[int]], n: list[int], verdict: Verdict, own: list[list[float]] | None) -> None:
+        """Every row that goes on gets what it won."""
+        accepted, following = verdict.accepted.tolist(), verdict.next.tolist()
+        for slot, row in enumerate(self.rows):
+            if not self.done[slot]:
+                kept = drafts[slot][: accepted[slot]]
+                self.keep(slot, row, kept, following[slot], n[slot], own[slot] if own is not None else None)
+        self.scores.keep(accepted)
 
     def keep(self, slot: int, row: int, drafted: list[int], following: int, n: int, own: list[float] | None) -> None:
         """Append what a row won, cut where it ends."""
@@ -228,16 +255,15 @@ def _evidence(drafter: Any, rows: int) -> list[int]:
     return drafter.evidence()
 
 
-def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids [B, T], valid [B, T], last [B]): every prompt without its last token, and that token."""
-    widest = max(len(prompt) for prompt in prompts) - 1
+def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(ids [B, T], valid [B, T])."""
+    widest = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), widest, dtype=torch.long)
     valid = torch.zeros(len(prompts), widest, dtype=torch.bool)
     for b, prompt in enumerate(prompts):
-        if len(prompt) > 1:
-            ids[b, widest - len(prompt) + 1 :] = torch.tensor(prompt[:-1])
-            valid[b, widest - len(prompt) + 1 :] = True
-    return ids.to(device), valid.to(device), torch.tensor([prompt[-1] for prompt in prompts], device=device)
+        ids[b, widest - len(prompt) :] = torch.tensor(prompt)
+        valid[b, widest - len(prompt) :] = True
+    return ids.to(device), valid.to(device)
 
 
 def _sync(device: torch.device) -> None:

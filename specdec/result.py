@@ -21,7 +21,7 @@ class Written(NamedTuple):
 class Generation:
     """What was written, and what each call of the target brought.
 
-    `rounds[b]` holds (drafted, accepted) of each target call of row b, and always
+    `rounds[b]` holds (drafted, accepted) of each target call of row b, the prefill first, which says the first token, and always
     `len(tokens[b]) == sum(accepted + 1)`: a round in which the row ends counts its last token as the target's own and the
     drafts behind it as never drafted, so neither acceptance nor its denominator sees tokens that cannot be emitted.
     `ends[b]` is "eos", "length" or "stop: " and the string; the token that completes a stop string is kept. `logprobs[b]`, where asked for,

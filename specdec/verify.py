@@ -78,15 +78,18 @@ def verify_greedy(logits: Tensor, draft: Tensor, n_draft: Tensor) -> Verdict:
 
     There p is one-hot: a draft stays where it is the target's choice, whatever q was, and the next token is the target's choice.
     """
-    says = logits.argmax(-1)  # [B, K+1]
-    top = logits.gather(-1, says[..., None])[..., 0].float()
-    stays = (says[:, :-1] == draft) & (torch.arange(draft.shape[1], device=draft.device) < n_draft[:, None])
-    accepted = stays.long().cumprod(-1).sum(-1)
-    behind = torch.arange(top.shape[1], device=top.device) > accepted[:, None]
-    if not bool(((top > -torch.inf) | behind).all()):  # False for NaN too
-        raise ValueError(
-            "the target leaves no token a chance: NaN weights, an overflow in fp16, or processors that forbid every token"
-        )
+    top, says = logits.max(-1)  # [B, K+1]
+    if draft.shape[1]:
+        stays = (says[:, :-1] == draft) & (torch.arange(draft.shape[1], device=draft.device) < n_draft[:, None])
+        accepted = stays.long().cumprod(-1).sum(-1)
+    else:
+        accepted = torch.zeros_like(n_draft)
+    if not bool((top > -torch.inf).all()):  # False for NaN too
+        behind = torch.arange(top.shape[1], device=top.device) > accepted[:, None]
+        if not bool(((top > -torch.inf) | behind).all()):
+            raise ValueError(
+                "the target leaves no token a chance: NaN weights, an overflow in fp16, or processors that forbid every token"
+            )
     return Verdict(accepted, says.gather(1, accepted[:, None])[:, 0])
 
 

@@ -43,7 +43,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...]  # which of the target's hidden states it wants; () for none
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...]) -> None:
-        """A new batch: the prompts without their last token, `ids` and `valid` [B, T]; that token, `last` [B]; hidden [B, T, H]."""
+        """A new batch: the texts without their last token, `ids` and `valid` [B, T]; that token, `last` [B]; hidden [B, T, H]."""
 
     def propose(self, k: int, how: Sampling, generator: Generator) -> Proposal: ...
 

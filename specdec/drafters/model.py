@@ -29,6 +29,7 @@ class ModelDrafter:
         self.model = model
         self.vocab_size = vocab_size
         embedding: Any = model.get_input_embeddings()
+        self._notes: dict[int, str] = {}
         self._known = int(embedding.weight.shape[0])
 
     @property
@@ -42,7 +43,7 @@ class ModelDrafter:
         if reason := self._lm.cannot_roll_back():
             raise ValueError(f"as a draft: {reason}")
         self._rows = list(range(batch))  # which row of the prompts each row was, for the notes
-        self._notes: dict[int, str] = {}
+        self._notes = {}
         self.paused = torch.zeros(batch, dtype=torch.bool, device=device)
         self._said = torch.empty(batch, 0, dtype=torch.long, device=device)
         self._fed = torch.zeros(batch, dtype=torch.long, device=device)  # how many of the tokens just said the cache holds
@@ -73,14 +74,17 @@ class ModelDrafter:
             used = valid.any(0)  # a column of resting rows alone would be one more to mask
             ids, valid = torch.where(valid, self._pending, 0)[:, used], valid[:, used]
             for step in range(int(n.max())):
-                logits = self._feed(ids, valid)
-                laws.append(to_probs(logits[:, -1, : self.vocab_size], how))
-                ids = draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])[:, None]
+                logits = self._feed(ids, valid)[:, -1, : self.vocab_size]
+                if how.temperature == 0:
+                    ids = logits.argmax(-1, keepdim=True)
+                else:
+                    laws.append(to_probs(logits, how))
+                    ids = draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])[:, None]
                 tokens = torch.cat([tokens, ids], dim=1)
                 valid = (n > step + 1)[:, None]
         self._said, self._fed = tokens, (n - 1).clamp_min(0)  # a row's last draft is never fed
         # At temperature 0 each law is one-hot on its token, which is what None says, without [B, K, V] numbers.
-        probs = torch.stack(laws, dim=1) if laws and how.temperature > 0 else None
+        probs = torch.stack(laws, dim=1) if laws else None
         return Proposal(tokens, probs, n, torch.zeros_like(n))
 
     def observe(self, outcome: Outcome, said: Proposal | None = None) -> None:

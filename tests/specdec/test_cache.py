@@ -115,7 +115,7 @@ def test_an_imperfect_draft_with_a_window_serves_one_row_without_masks() -> None
     wanted = generate(target, [[3, 1, 4, 1, 5]], max_new_tokens=40).tokens
     drafter = ModelDrafter(sliding)
     assert generate(target, [[3, 1, 4, 1, 5]], drafter, k=3, max_new_tokens=40).tokens == wanted
-    assert bool(drafter._lm._live.all())
+    assert bool(drafter._lm.live.all())
 
 
 def test_rotary_scalings_that_change_with_length_are_served_up_to_where_they_change() -> None:

@@ -116,7 +116,7 @@ def test_the_model_is_not_run_for_rows_that_the_lookup_speaks_for(monkeypatch: p
 def test_one_rows_draft_cache_holds_its_live_tokens_and_nothing_else() -> None:
     drafter = combined(noisy(TARGET), 1)
     generate(TARGET, [PROMPTS[2]], drafter, k=3, max_new_tokens=60)
-    assert bool(drafter.drafter._lm._live.all())
+    assert bool(drafter.drafter._lm.live.all())
 
 
 def test_a_paused_row_is_left_to_any_match() -> None:

@@ -57,7 +57,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(k: int) -> None:
         for how in (Sampling(), Sampling(1.0), Sampling(0.8, top_k=20, top_p=0.9)):
             out = generate(TARGET, [PROMPTS[0]], drafter, k=k, max_new_tokens=200, how=how)
             assert all(drafted == accepted for drafted, accepted in out.rounds[0]), (k, how)
-            assert len(out.rounds[0]) == -(-200 // (k + 1))
+            assert len(out.rounds[0]) == 1 + -(-199 // (k + 1)), "the prefill says the first token"
 
 
 def test_each_greedy_token_declared_as_eos_ends_the_row_there() -> None:
@@ -96,15 +96,12 @@ def test_an_eos_as_accepted_draft_as_correction_and_as_bonus() -> None:
     eos = text[-1]
     first = text.index(eos)
     assert first >= 3
-    k = first + 1
+    k = first  # the prefill has said the first token, so the EOS is draft `first`
+    ended = [(0, 0), (first - 1, first - 1)]  # it counts as the round's last token, and drafts behind it as never drafted
     cases = {
-        "accepted draft": (
-            text,
-            k,
-            [(first, first)],
-        ),  # the EOS counts as the round's last token, drafts behind it as never drafted
-        "bonus": (text, first, [(first, first)]),
-        "correction": ([*text[:first], (eos + 1) % 61, 0, 0], k, [(k, first)]),
+        "accepted draft": (text[1:], k, ended),
+        "bonus": (text[1:], first - 1, ended),
+        "correction": ([*text[1:first], (eos + 1) % 61, 0, 0], k, [(0, 0), (k, first - 1)]),
     }
     for name, (says, drafted, rounds) in cases.items():
         out = generate(TARGET, [PROMPTS[0]], Scripted(says), k=drafted, max_new_tokens=40, eos=eos)
