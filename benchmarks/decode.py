@@ -109,6 +109,7 @@ def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace
         "plain, prepared": ours(swift),
         "transformers prompt lookup": theirs(prompt_lookup_num_tokens=LOOKUP, max_matching_ngram_size=4),
         "n-gram": ours(target, NgramDrafter(), k=LOOKUP),
+        "n-gram, prepared": ours(swift, NgramDrafter(), k=LOOKUP),
         "n-gram, adaptive": ours(target, NgramDrafter(), pace=Adaptive()),
         "n-gram, adaptive, prepared": ours(swift, NgramDrafter(), pace=Adaptive()),
     }
@@ -119,6 +120,7 @@ def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace
         arms |= {
             "transformers assistant": theirs(assistant_model=draft),
             "draft": ours(target, ModelDrafter(draft), k=K),
+            "draft, prepared": ours(swift, ModelDrafter(quick), k=K),
             "draft, adaptive": ours(target, ModelDrafter(draft), pace=Adaptive()),
             "draft, adaptive, prepared": ours(swift, ModelDrafter(quick), pace=Adaptive()),
             "combined, adaptive, prepared": ours(swift, CombinedDrafter(NgramDrafter(), ModelDrafter(quick)), pace=Adaptive()),
@@ -126,17 +128,22 @@ def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace
     return arms
 
 
-PAIRS = {  # what is compared with what, and what was asked for
-    "plain": ("transformers", "at least 1"),
-    "plain, prepared": ("plain", ""),
-    "n-gram": ("transformers prompt lookup", "same k"),
-    "n-gram, adaptive": ("transformers prompt lookup", "at least 1.3"),
-    "n-gram, adaptive, prepared": ("plain, prepared", "never below 1"),
-    "draft": ("transformers assistant", "same k"),
-    "draft, adaptive": ("transformers assistant", "at least 1.3"),
-    "draft, adaptive, prepared": ("plain, prepared", "never below 1"),
-    "combined, adaptive, prepared": ("plain, prepared", "never below 1"),
-}
+LOOKED_UP, ASSISTED = "transformers prompt lookup", "transformers assistant"
+PAIRS = (  # one arm over another, and what was asked for
+    ("plain", "transformers", "at least 1"),
+    ("plain, prepared", "plain", ""),
+    ("n-gram", LOOKED_UP, "same k"),
+    ("n-gram, prepared", LOOKED_UP, "same k, at least 1.3"),
+    ("n-gram, adaptive, prepared", LOOKED_UP, "at least 1.3"),
+    ("draft", ASSISTED, "same k"),
+    ("draft, prepared", ASSISTED, "same k, at least 1.3"),
+    ("draft, adaptive, prepared", ASSISTED, "at least 1.3"),
+    ("n-gram, adaptive", "plain", "never below 1"),
+    ("draft, adaptive", "plain", "never below 1"),
+    ("n-gram, adaptive, prepared", "plain, prepared", "never below 1"),
+    ("draft, adaptive, prepared", "plain, prepared", "never below 1"),
+    ("combined, adaptive, prepared", "plain, prepared", "never below 1"),
+)
 
 
 def ratios(said: dict[str, list[Said]], prompts: list[Prompt]) -> dict[str, Any]:
@@ -147,9 +154,8 @@ def ratios(said: dict[str, list[Said]], prompts: list[Prompt]) -> dict[str, Any]
         return sum(len(one.tokens) for one in mine) / sum(one.seconds for one in mine)
 
     kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
-    extra = dict.fromkeys(("n-gram, adaptive", "draft, adaptive"), ("plain", "never below 1"))
     out = {}
-    for name, (other, wanted) in [*PAIRS.items(), *extra.items()]:
+    for name, other, wanted in PAIRS:
         if name in said:
             each = [
                 len(a.tokens) / a.seconds * b.seconds / len(b.tokens) for a, b in zip(said[name], said[other], strict=True)

@@ -88,6 +88,7 @@ class Adaptive:
         self._wait: dict[int, int] = defaultdict(lambda: FIRST_WAIT)  # rounds between two trials of what did not pay
         self._since: dict[int, int] = defaultdict(lambda: FIRST_WAIT)
         self._life_lost = self._life_plain = 0.0
+        self._reading = 0.25  # what a model takes to read a prompt, over what the target takes
         self.begin(0.0, 0)
 
     def begin(self, prefill_seconds: float, tokens: int) -> None:
@@ -118,8 +119,11 @@ class Adaptive:
 
         def affordable(k: int, life: bool) -> bool:
             worst = self.costs.draft(by_model, rows, k, DEAR) + self.costs.target(rows, k + 1, DEAR) - plain
+            reading = self._reading * self._prefill if by_model else 0.0
+            if life and not self._model_has_read:
+                worst += reading  # its first words in a call cost the reading of the prompt too
             # One or two rounds may fail before a call has earned them, but no more than a share of what it can take.
-            ahead = min(2 * worst, RESERVE * (self._prefill + self._tokens * plain))
+            ahead = min(2 * worst + reading, RESERVE * (self._prefill + self._tokens * plain))
             in_life = not life or self._life_lost + worst <= self.slack * self._life_plain
             return in_life and self._lost + worst <= self.slack * self._plain + ahead
 
@@ -128,7 +132,10 @@ class Adaptive:
         self._since[bucket] += 1
         if not pays and self._since[bucket] < self._wait[bucket]:
             return 0
-        trial = next((fewer for fewer in range(k, 0, -1) if affordable(fewer, life=True)), 0)
+        # A shorter trial is a step on the way only while it teaches something; else the budget is saved for the one that may pay.
+        known = self._kept[bucket, 0][1] >= KNOWN
+        steps = (fewer for fewer in range(k, 0, -1) if fewer == k or not (known and self.costs.knows(rows, fewer + 1)))
+        trial = next((fewer for fewer in steps if affordable(fewer, life=True)), 0)
         if trial:
             self._since[bucket] = 0
         return trial
@@ -147,6 +154,8 @@ class Adaptive:
         by_model = A_MODEL in round.evidence
         if not by_model or self._model_has_read:
             self.costs.saw_draft(by_model, rows, round.k, round.draft_seconds)
+        elif self._prefill > 0:
+            self._reading = max(0.0, round.draft_seconds - self.costs.draft(True, rows, round.k)) / self._prefill
         self._model_has_read |= by_model
         lost = round.draft_seconds + round.target_seconds - plain
         self._lost += lost

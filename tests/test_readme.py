@@ -49,3 +49,17 @@ def test_the_tables_are_what_was_measured() -> None:
     assert report.verdict(measured).strip() in README
     assert measured["how"]["versions"]["torch"] in README
     assert measured["how"]["device"] in README
+
+
+def test_the_decoders_ratios_are_what_was_measured() -> None:
+    measured = json.loads((ROOT / "docs" / "measured" / "decode.json").read_text())
+    speed = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for name, one in measured["ratios"].items():
+        line = f"| {name} | {one['wanted']} | {one['median']:.2f} | {one['total']:.2f} |"
+        assert line in speed, line
+    table = README.split("## The decoder against transformers'")[1].split("##")[0]
+    rows = re.findall(r"^\| (.+? / .+?) \| ([0-9.]+) \| ([0-9/]+) \|$", table, re.MULTILINE)
+    assert len(rows) > 3
+    for name, total, equal in rows:
+        one = measured["ratios"][name]
+        assert (total, equal) == (f"{one['total']:.2f}", f"{one['equal']}/{one['compared']}"), name

@@ -16,7 +16,7 @@ GPU, CPU = (lambda n: 1 + 0.01 * (n - 1)), (lambda n: 1.0 if n == 1 else 1.6 + 0
 
 def play(
     pace: Adaptive | Fixed, accept: Callable[[int], float], evidence: Callable[[int], int], c: float, r: Callable[[int], float],
-    tokens: int, rows: int = 1, prefill: float = 5.0, seed: int = 0,
+    tokens: int, rows: int = 1, prefill: float = 5.0, seed: int = 0, reading: float = 0.2,
 ) -> float:  # fmt: skip
     """Seconds of a call of `tokens` tokens a row, a plain step taking one second, over what plain decoding takes."""
     chance, written, seconds = random.Random(seed), 0.0, prefill
@@ -33,6 +33,8 @@ def play(
             accepted.append(kept)
         blur = chance.uniform(0.97, 1.03)
         draft, target = (n * c * blur if match[0] == 0 else 0.0), r(n + 1) * blur
+        if n and match[0] == 0:
+            draft, reading = draft + reading * prefill, 0.0  # a model reads the prompt with its first words
         pace.observe(Round(k, n + 1, [n] * rows, accepted, match, draft, target))
         seconds += draft + target
         written += sum(accepted) / rows + 1

@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
-from tiny import noisy, plain_greedy, tiny, tiny_tokenizer
+from tiny import noisy, tiny, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 TARGET = tiny("llama", 3, vocab_size=260)
 PROMPTS = [list(b"stop "), list(b"go"), list(b"one two three")]
-TEXTS = [plain_greedy(TARGET, prompt, 30) for prompt in PROMPTS]
+VARIED: dict[str, Any] = {
+    "processors": [RepetitionPenaltyLogitsProcessor(3.0)],
+    "tokenizer": TOKENIZER,
+}  # a tiny model repeats itself
+TEXTS = generate(TARGET, PROMPTS, max_new_tokens=30, **VARIED).tokens
 
 
 def drafters() -> dict[str, Any]:
@@ -51,9 +56,7 @@ def test_every_stretch_of_the_text_declared_a_stop_string_ends_it_there() -> Non
             tried += 1
             wanted = [cut(text, [string, "never said"]) for text in TEXTS]
             for who, drafter in drafters().items():
-                out = generate(
-                    TARGET, PROMPTS, drafter, k=4, max_new_tokens=30, stop_strings=[string, "never said"], tokenizer=TOKENIZER
-                )
+                out = generate(TARGET, PROMPTS, drafter, k=4, max_new_tokens=30, stop_strings=[string, "never said"], **VARIED)
                 assert out.tokens == [tokens for tokens, _ in wanted], (who, string)
                 assert out.ends == [why for _, why in wanted], (who, string)
                 assert all(len(row) == sum(a + 1 for _, a in rounds) for row, rounds in zip(out.tokens, out.rounds, strict=True))
@@ -66,33 +69,44 @@ def test_rows_stop_apart_and_each_keeps_its_own_text() -> None:
     for string in strings:
         wanted = [cut(text, [string]) for text in TEXTS]
         for who, drafter in drafters().items():
-            out = generate(
-                TARGET, PROMPTS, drafter, k=3, max_new_tokens=30, stop_strings=string, tokenizer=TOKENIZER, logprobs=True
-            )
+            out = generate(TARGET, PROMPTS, drafter, k=3, max_new_tokens=30, stop_strings=string, **VARIED, logprobs=True)
             assert (out.tokens, out.ends) == ([tokens for tokens, _ in wanted], [why for _, why in wanted]), (who, string)
             assert [len(row) for row in out.logprobs or []] == [len(row) for row in out.tokens]
 
 
+def test_a_row_that_leaves_takes_its_own_text_along() -> None:
+    """The first row ends in the middle of the others' strings."""
+    strings = [one for text, place, length in zip(TEXTS, (3, 4, 5), (2, 2, 4), strict=True) if (one := pieces(text, place, length))]
+    assert len(strings) > 1
+    wanted = [cut(text, strings) for text in TEXTS]
+    assert len({len(tokens) for tokens, _ in wanted}) > 1
+    for who, drafter in drafters().items():
+        out = generate(TARGET, PROMPTS, drafter, k=1, max_new_tokens=30, stop_strings=strings, **VARIED)
+        assert (out.tokens, out.ends) == ([tokens for tokens, _ in wanted], [why for _, why in wanted]), who
+
+
 def test_eos_and_a_stop_string_in_one_block_and_a_least_length() -> None:
-    text = TEXTS[0]
+    text, tried = TEXTS[0], 0
     for eos_at, stop_at in ((2, 1), (1, 2), (3, 3), (9, 4)):
         eos, string = text[eos_at], TOKENIZER.decode([text[stop_at]])
         if "\ufffd" in string:
             continue
+        tried += 1
         for least in (0, 6):
             for who, drafter in drafters().items():
-                settings: dict[str, Any] = {
+                settings: dict[str, Any] = VARIED | {
                     "stop_strings": [string],
                     "tokenizer": TOKENIZER,
                     "min_new_tokens": least,
                     "max_new_tokens": 30,
                 }
                 out = generate(TARGET, PROMPTS, drafter, k=5, eos=eos, **settings)
-                free = generate(TARGET, PROMPTS, None, max_new_tokens=30, min_new_tokens=least, eos=eos)
+                free = generate(TARGET, PROMPTS, None, max_new_tokens=30, min_new_tokens=least, eos=eos, **VARIED)
                 wanted = [cut(row, [string], eos, least) for row in free.tokens]
                 assert out.tokens == [tokens for tokens, _ in wanted], (who, eos_at, stop_at, least)
                 assert out.ends == [why for _, why in wanted]
                 assert out.finished == [why != "length" for _, why in wanted]
+    assert tried
 
 
 def test_a_stop_string_needs_a_tokenizer_and_text() -> None:
