@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftsmith.specdec import ModelDrafter, NgramDrafter, generate
+from draftsmith.specdec import ModelDrafter, NgramDrafter, Proposal, generate
 from tiny import noisy, tiny, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -87,7 +87,7 @@ def test_a_row_that_leaves_takes_its_own_text_along() -> None:
 
 def test_eos_and_a_stop_string_in_one_block_and_a_least_length() -> None:
     text, tried = TEXTS[0], 0
-    for eos_at, stop_at in ((2, 1), (1, 2), (3, 3), (9, 4)):
+    for eos_at, stop_at in ((4, 3), (3, 4), (3, 3), (6, 4)):
         eos, string = text[eos_at], TOKENIZER.decode([text[stop_at]])
         if "\ufffd" in string:
             continue
@@ -107,6 +107,25 @@ def test_eos_and_a_stop_string_in_one_block_and_a_least_length() -> None:
                 assert out.ends == [why for _, why in wanted]
                 assert out.finished == [why != "length" for _, why in wanted]
     assert tried
+
+
+def test_a_stop_string_in_front_of_an_eos_in_one_accepted_block() -> None:
+    class Told:
+        hidden_layers: tuple[int, ...] = ()
+
+        def begin(self, *_: Any) -> None:
+            self.at = 1
+
+        def propose(self, k: int, how: Any, generator: Any) -> Proposal:
+            return Proposal(torch.tensor([TEXTS[0][self.at : self.at + k]]), None, torch.tensor([k]))
+
+        def observe(self, outcome: Any) -> None:
+            self.at += int(outcome.accepted) + 1
+
+    string, eos = TOKENIZER.decode(TEXTS[0][3:4]), TEXTS[0][5]
+    out = generate(TARGET, PROMPTS[:1], Told(), k=8, max_new_tokens=30, stop_strings=[string], eos=eos, **VARIED)
+    assert (out.tokens, out.ends) == ([TEXTS[0][:4]], [f"stop: {string}"])
+    assert out.rounds == [[(0, 0), (2, 2)]]
 
 
 def test_a_stop_string_needs_a_tokenizer_and_text() -> None:
