@@ -10,8 +10,8 @@ total's. Tests assert none of this: it is for a quiet machine.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from draftsmith.eval.prompts import sample
+from draftsmith.eval.run import processor
 from draftsmith.recipes import Prompt, read_prompts
 from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
@@ -40,7 +42,6 @@ K, LOOKUP = 4, 6  # drafted by a model and by lookup, the same for both sides
 class Said(NamedTuple):
     tokens: list[int]
     seconds: float
-    forwards: float = 0.0  # seconds inside the models' forward, where they were clocked
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
             "threads": 1, "dtype": "fp32", "processor": processor(),
             "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         },
-        "overhead": overhead(arms, said, tokenizer),
+        "overhead": overhead(tokenizer),
         "ratios": ratios(said, prompts),
         "r": r(target, swift, warm),
     }  # fmt: skip
@@ -169,7 +170,7 @@ def ratios(said: dict[str, list[Said]], prompts: list[Prompt]) -> dict[str, Any]
     return out
 
 
-def overhead(arms: dict[str, Any], said: dict[str, list[Said]], tokenizer: Any) -> dict[str, float]:
+def overhead(tokenizer: Any) -> dict[str, float]:
     """Wall clock of our loop over the sum of its forwards, each clocked from outside: the real pair, and models of a millisecond."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -215,7 +216,7 @@ class _clocked:
                 self.inside.append(time.perf_counter() - start)
                 return out
 
-            timed.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+            timed.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
             model.forward = timed
         return self.inside
 
@@ -245,17 +246,6 @@ def r(target: Any, swift: Any, prompt: list[int]) -> dict[str, Any]:
     return {name: {"ms": rows, "r": {n: rows[n] / rows[1] for n in widths}} for name, rows in ms.items()}
 
 
-def sample(prompts: list[Prompt], per_kind: int) -> list[Prompt]:
-    """The first of each kind, kind by kind in turn."""
-    seen: dict[str, int] = {}
-    chosen = []
-    for prompt in prompts:
-        seen[prompt.category] = seen.get(prompt.category, 0) + 1
-        if seen[prompt.category] <= per_kind:
-            chosen.append(prompt)
-    return chosen
-
-
 def show(found: dict[str, Any]) -> None:
     console = Console(width=150)
     table = Table(title="Tokens a second, ours over the other's", title_justify="left")
@@ -272,11 +262,6 @@ def show(found: dict[str, Any]) -> None:
         console.print(f"our loop over its forwards, {name}: {value:.3f}")
     for name, one in found["r"].items():
         console.print(f"{name}: " + ", ".join(f"{n}: {one['ms'][n]:.0f} ms (r {one['r'][n]:.2f})" for n in one["ms"]))
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _arguments() -> argparse.Namespace:

@@ -84,7 +84,7 @@ def _report(
         "schema": 1, "name": recipe.name, "prompts": len({m.prompt for m in measured}), "answers": len(measured) // len(arms), "kinds": order,
         "how": {
             "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype,
-            "device": torch.cuda.get_device_name() if target.device.type == "cuda" else _processor(), "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if target.device.type == "cuda" else processor(), "threads": torch.get_num_threads(),
             "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed, "prepared": prepared,
             "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
             "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
@@ -133,7 +133,8 @@ def _program() -> str:
     return sys.argv[0] if Path(sys.argv[0]).name == "draftsmith" else "draftsmith"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -57,7 +57,7 @@ def first_difference(
     target: PreTrainedModel, prompt: list[int], ours: Sequence[int], theirs: Sequence[int], vocab_size: int | None = None
 ) -> tuple[int, float] | None:
     """Where two greedy texts part, and by how many nats the target's first choice leads its second there; None where they do not."""
-    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    place = parting(ours, theirs)
     if place == len(ours) == len(theirs):
         return None
     if place == min(len(ours), len(theirs)):
@@ -65,6 +65,11 @@ def first_difference(
     *_, (scores, _) = _scored(target, prompt, list(ours[: place + 1]), vocab_size)
     first, second = scores[-1].topk(2).values.tolist()
     return place, first - second
+
+
+def parting(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two texts share before they part."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
 
 
 def _scored(

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from draftsmith.specdec.audit import parting
 from draftsmith.specdec.decode import Generation, Written, generate
 from draftsmith.specdec.drafters import load_drafter
 from draftsmith.specdec.models import chat_ids, eos_ids, load, real_ids
+from draftsmith.specdec.pace import Adaptive
 from draftsmith.specdec.page import DRAFT, Page, Pipe, Screen
 from draftsmith.specdec.sampling import Sampling
 from draftsmith.specdec.text import Detokenizer
@@ -121,11 +123,7 @@ def _stream(
     page: Page, target: Any, ids: list[int], drafter: Any, asked: Asked, settings: dict[str, Any]
 ) -> tuple[Generation | None, Tally]:
     """Decode and show; None in the place of the generation where it was interrupted."""
-    pace = None
-    if asked.adaptive:
-        from draftsmith.specdec.pace import Adaptive
-
-        pace = Adaptive(asked.k)
+    pace = Adaptive(asked.k) if asked.adaptive else None
     text, tally, out = Detokenizer(settings["tokenizer"], ids, skip_special=True), Tally(drafter is not None), None
 
     def on_tokens(written: Written) -> None:
@@ -182,8 +180,7 @@ def _comparison(out: Generation, plain: Generation, seconds: float, how: Samplin
         return line + "sampled texts are not compared"
     if out.tokens == plain.tokens:
         return line + "the text is equal"
-    pairs = zip(out.tokens[0], plain.tokens[0], strict=False)
-    same = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(out.tokens[0]), len(plain.tokens[0])))
+    same = parting(out.tokens[0], plain.tokens[0])
     return (
         line + f"THE TEXT DIFFERS from token {same} on (in fp32 it should not; in half precision equal scores may fall either way)"
     )
