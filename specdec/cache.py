@@ -27,6 +27,7 @@ class CachedLM:
             raise ValueError(f"{type(model).__name__} is an encoder-decoder; only decoder-only models can be decoded here")
         self.model = model
         self.batch_size = batch_size
+        self._device = model.device  # a walk of the module tree each time it is asked
         self.config = model.config.get_text_config()
         self.max_positions = positions(self.config)
         self._cache = DynamicCache(config=model.config)
@@ -45,12 +46,14 @@ class CachedLM:
         """Which row uses which column: [B, columns] bool."""
         if self._mask is not None:
             return self._mask
-        return torch.ones(self.batch_size, self._columns, dtype=torch.bool, device=self.model.device)
+        return torch.ones(self.batch_size, self._columns, dtype=torch.bool, device=self._device)
 
     @property
     def lengths(self) -> Tensor:
         """Live tokens of each row: [B]."""
-        return self.live.sum(-1)
+        if self._mask is None:
+            return torch.full((self.batch_size,), self._columns, device=self._device)
+        return self._mask.sum(-1)
 
     @property
     def columns(self) -> int:
@@ -59,18 +62,24 @@ class CachedLM:
 
     @torch.inference_mode()
     def extend(
-        self, ids: Tensor, valid: Tensor, hidden_layers: Sequence[int] = (), keep: int | None = None
+        self, ids: Tensor, valid: Tensor | None, hidden_layers: Sequence[int] = (), keep: int | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Feed `ids` [B, T] of which only `valid` [B, T] exist -> logits [B, T, V], hidden states ([B, T, H] a layer).
+        """Feed `ids` [B, T] of which only `valid` [B, T] exist (None: all) -> logits [B, T, V], hidden states ([B, T, H] a layer).
 
         `hidden_layers` counts as transformers does: 0 is the embedding, i the output of layer i, the last one normed.
         `keep` limits the logits to the last `keep` columns, since the head is most of the cost of a prefill.
         """
         batch, columns = ids.shape
-        if batch != self.batch_size or valid.shape != ids.shape:
-            raise ValueError(f"this cache holds {self.batch_size} rows, found ids {list(ids.shape)}, valid {list(valid.shape)}")
-        whole = self._mask is None and bool(valid.all())
-        mask = None if whole else torch.cat([self.live, valid.to(self.model.device)], dim=1)
+        if batch != self.batch_size or (valid is not None and valid.shape != ids.shape):
+            found = f"ids {list(ids.shape)}, valid {list(valid.shape) if valid is not None else None}"
+            raise ValueError(f"this cache holds {self.batch_size} rows, found {found}")
+        if valid is not None and self._mask is None and bool(valid.all()):
+            valid = None
+        mask = None
+        if valid is not None or self._mask is not None:
+            mask = torch.cat(
+                [self.live, (torch.ones_like(ids, dtype=torch.bool) if valid is None else valid).to(self._device)], dim=1
+            )
         self._refuse_unservable(mask, self._columns + columns)
         settings: dict[str, Any] = {self._cache_name: self._cache, "use_cache": True}
         if mask is not None:
@@ -81,17 +90,17 @@ class CachedLM:
         if hidden_layers:
             settings["output_hidden_states"] = True
         with _evaluating(self._modules):
-            out = self.model(input_ids=ids.to(self.model.device), **settings)
+            out = self.model(input_ids=ids.to(self._device), **settings)
         self._mask, self._columns = mask, self._columns + columns
         return out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
 
-    def forget(self, n: Tensor) -> None:
+    def forget(self, n: Tensor | Sequence[int]) -> None:
         """Drop the last n[b] live tokens of row b, n [B] >= 0; the next `extend` goes on from there."""
-        counts = n.tolist()
+        counts = n.tolist() if isinstance(n, Tensor) else list(n)
         if self._mask is None and min(counts) == max(counts) and 0 <= counts[0] <= self._columns:
             self._crop(counts[0])
             return
-        live, n = self.live, n.to(self.model.device)
+        live, n = self.live, torch.tensor(counts, device=self._device)
         if bool((n > live.sum(-1)).any()) or min(counts) < 0:
             raise ValueError(f"cannot forget {counts} of {live.sum(-1).tolist()} live tokens")
         from_the_end = live.flip(-1).long().cumsum(-1).flip(-1)  # 1 at the last live token, 2 before it ...
@@ -112,11 +121,11 @@ class CachedLM:
 
     def select(self, rows: Tensor) -> None:
         """Keep `rows` of the batch (indices, ascending), and of the columns those that one of them uses from the right."""
-        rows = rows.to(self.model.device)
+        rows = rows.to(self._device)
         self._mask = self.live[rows]
         self.batch_size = len(rows)
         self._cache.batch_select_indices(rows)
-        self.forget(torch.zeros(len(rows), dtype=torch.long))
+        self.forget([0] * len(rows))
 
     def cannot_roll_back(self) -> str | None:
         """Why this model's cache cannot forget, or None where it can. Asked after the first `extend`, which builds the layers."""

@@ -138,7 +138,7 @@ class _Run:
         room = [0 if done else asked.max_new_tokens - len(text) - 1 for done, text in zip(self.done, texts, strict=True)]
         self.noise.next_round(texts)
         clock = time.perf_counter()
-        evidence = _evidence(drafter, len(self.rows))
+        evidence = [A_MODEL] * len(self.rows) if self.pace.sure else _evidence(drafter, len(self.rows))
         k = min(self.pace.next([one for one, done in zip(evidence, self.done, strict=True) if not done]), max(room))
         proposal = proposed(drafter, k, asked.how, self.noise.draft, len(self.rows), asked.rows, self.device)
         drafts, n = proposal.tokens.tolist(), [min(one, here) for one, here in zip(proposal.n.tolist(), room, strict=True)]
@@ -150,7 +150,7 @@ class _Run:
         verdict, own = self.decide(logits, proposal, drafts, n)
         accepted = verdict.accepted.tolist()
         refused = [0 if done else had - kept for done, had, kept in zip(self.done, n, accepted, strict=True)]
-        self.lm.forget(torch.tensor(refused))
+        self.lm.forget(refused)
         _sync(self.device)
         target_seconds = time.perf_counter() - clock
 
@@ -177,7 +177,7 @@ class _Run:
     def call(self, proposal: Proposal, n: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One forward of the target over each row's last token and drafts: logits [B, K+1, V], hidden states."""
         fed = torch.cat([self.last[:, None], proposal.tokens], dim=1)  # [B, K+1]
-        exists = torch.ones_like(fed, dtype=torch.bool)
+        exists = None
         if min(n) + 1 < fed.shape[1] or any(self.done):
             counts = torch.tensor([-1 if done else count for done, count in zip(self.done, n, strict=True)], device=self.device)
             exists = torch.arange(fed.shape[1], device=self.device) <= counts[:, None]

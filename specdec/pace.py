@@ -26,7 +26,8 @@ class Round(NamedTuple):
 class Pace(Protocol):
     """Asked before every round; 0 is always allowed and means a plain step of the target.
 
-    `sure` says that it will draft: a model then reads the prompt with the target, else when its first draft is wanted.
+    `sure` says that it drafts whatever the evidence: a model then reads the prompt with the target, not when its first draft is
+    wanted, and every row is shown as a model's own words, since looking for more would cost time.
     """
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -78,19 +79,17 @@ def verify_greedy(logits: Tensor, draft: Tensor, n_draft: Tensor) -> Verdict:
 
     There p is one-hot: a draft stays where it is the target's choice, whatever q was, and the next token is the target's choice.
     """
-    top, says = logits.max(-1)  # [B, K+1]
-    if draft.shape[1]:
-        stays = (says[:, :-1] == draft) & (torch.arange(draft.shape[1], device=draft.device) < n_draft[:, None])
-        accepted = stays.long().cumprod(-1).sum(-1)
-    else:
-        accepted = torch.zeros_like(n_draft)
-    if not bool((top > -torch.inf).all()):  # False for NaN too
-        behind = torch.arange(top.shape[1], device=top.device) > accepted[:, None]
-        if not bool(((top > -torch.inf) | behind).all()):
+    best, says = (each.tolist() for each in logits.max(-1))  # [B, K+1]; a walk of a few numbers is cheaper than ten kernels
+    accepted, following = [], []
+    for top, says_here, drafted, n in zip(best, says, draft.tolist(), n_draft.tolist(), strict=True):
+        kept = next((i for i in range(n) if says_here[i] != drafted[i]), n)
+        if not all(one > -math.inf for one in top[: kept + 1]):  # False for NaN too
             raise ValueError(
                 "the target leaves no token a chance: NaN weights, an overflow in fp16, or processors that forbid every token"
             )
-    return Verdict(accepted, says.gather(1, accepted[:, None])[:, 0])
+        accepted.append(kept)
+        following.append(says_here[kept])
+    return Verdict(torch.tensor(accepted, device=draft.device), torch.tensor(following, device=draft.device))
 
 
 VERIFY = {"token": verify, "block": verify_block}

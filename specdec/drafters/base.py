@@ -13,15 +13,13 @@ from draftsmith.specdec.sampling import Generator, Sampling
 class Proposal(NamedTuple):
     """`tokens` [B, K], the laws they were drawn from `probs` [B, K, V] (None: each was certain), how many count: `n` [B].
 
-    `match` [B] tells the pace what a row's proposal rests on: the length of the text that was looked up, 0 for a model's
-    own words. It may depend on tokens before the proposal only. `parents` [B, K] is kept for trees of candidates (the
+    `parents` [B, K] is kept for trees of candidates (the
     column a token follows on, -1 for the last token of the text); None is a chain, and only chains are served.
     """
 
     tokens: Tensor
     probs: Tensor | None
     n: Tensor
-    match: Tensor | None = None
     parents: Tensor | None = None
 
 
@@ -78,20 +76,20 @@ def proposed(
     if drafter is None:
         nothing = torch.empty(rows, 0, dtype=torch.long, device=device)
         return Proposal(nothing, None, torch.zeros(rows, dtype=torch.long, device=device))
-    tokens, probs, n, _, parents = drafter.propose(k, how, generator)
+    tokens, probs, n, parents = drafter.propose(k, how, generator)
     who = type(drafter).__name__
     if parents is not None:
         raise ValueError(f"{who} proposes a tree of candidates; only chains are verified here")
     tokens, n = tokens.to(device), n.to(device)
-    width = tokens.shape[1] if tokens.dim() == 2 else -1
-    if tokens.shape != (rows, width) or n.shape != (rows,) or not 0 <= int(n.min()) <= int(n.max()) <= width:
-        raise ValueError(
-            f"{who} must propose tokens [{rows}, K] and n [{rows}] in 0..K, found {list(tokens.shape)} and {n.tolist()}"
-        )
-    widest = int(n.max())
-    tokens = tokens[:, :widest].masked_fill(torch.arange(widest, device=device) >= n[:, None], 0)  # columns that do not count
+    width, counts = tokens.shape[1] if tokens.dim() == 2 else -1, n.tolist()
+    if tokens.shape != (rows, width) or n.shape != (rows,) or not 0 <= min(counts) <= max(counts) <= width:
+        raise ValueError(f"{who} must propose tokens [{rows}, K] and n [{rows}] in 0..K, found {list(tokens.shape)} and {counts}")
+    widest = max(counts)
+    tokens = tokens[:, :widest]
+    if min(counts) < widest:  # columns that do not count
+        tokens = tokens.masked_fill(torch.arange(widest, device=device) >= n[:, None], 0)
     if widest:
-        least, most = int(tokens.min()), int(tokens.max())
+        least, most = (int(one) for one in tokens.aminmax())
         if least < 0 or most >= vocabulary:
             raise ValueError(f"{who} proposed ids {least}..{most}; the target has 0..{vocabulary - 1}")
     if probs is None or how.temperature == 0:  # at temperature 0 a draft stays where it is the target's choice, whatever q was

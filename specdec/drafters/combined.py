@@ -36,14 +36,14 @@ class CombinedDrafter:
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         self.ngram.begin(ids, valid, last)
         self.drafter.begin(ids, valid, last, hidden)
+        self.matches = [0] * len(ids)  # of each row's last proposal: the match of a lookup, 0 for the model's own words
 
     def read(self) -> None:
         self.drafter.read()
 
     def propose(self, k: int, how: Sampling, generator: Generator = None) -> Proposal:
         looked_up = self.ngram.propose(k, how)
-        assert looked_up.match is not None
-        speaks = (looked_up.n > 0) & self._long(looked_up.match.tolist())
+        speaks = (looked_up.n > 0) & self._long(self.ngram.matches)
         drawn = self.drafter.propose(k, how, generator, rows=~speaks)
         device, width = drawn.tokens.device, max(looked_up.tokens.shape[1], drawn.tokens.shape[1])
         speaks = speaks.to(device)
@@ -57,7 +57,8 @@ class CombinedDrafter:
             probs = pad(probs, (0, size - known, 0, width - probs.shape[1]))
             probs = torch.where(speaks[:, None, None], certain, probs)
         n = torch.where(speaks, looked_up.n.to(device), drawn.n)
-        self._said = Proposal(tokens, probs, n, torch.where(speaks, looked_up.match.to(device), 0))
+        self.matches = [match if found else 0 for match, found in zip(self.ngram.matches, speaks.tolist(), strict=True)]
+        self._said = Proposal(tokens, probs, n)
         return self._said
 
     def observe(self, outcome: Outcome) -> None:

@@ -38,117 +38,123 @@ class ModelDrafter:
         return min(output_rows(self.model), self.vocab_size or output_rows(self.model))
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
-        batch, device = len(ids), self.model.device
+        batch = len(ids)
         self._lm = CachedLM(self.model, batch)
         if reason := self._lm.cannot_roll_back():
             raise ValueError(f"as a draft: {reason}")
         self._rows = list(range(batch))  # which row of the prompts each row was, for the notes
         self._notes = {}
-        self.paused = torch.zeros(batch, dtype=torch.bool, device=device)
-        self._said = torch.empty(batch, 0, dtype=torch.long, device=device)
-        self._fed = torch.zeros(batch, dtype=torch.long, device=device)  # how many of the tokens just said the cache holds
-        # What the row holds and the cache does not yet; right-aligned, fed with the next proposal.
-        ends = torch.ones(batch, 1, dtype=torch.bool, device=device)
-        self._pending = torch.cat([ids.to(device), last[:, None].to(device)], dim=1)
-        self._pending_valid = torch.cat([valid.to(device), ends], dim=1)
+        self.paused = [False] * batch
+        self._said: list[list[int]] = [[] for _ in range(batch)]
+        self._fed = [0] * batch  # how many of the tokens just said the cache holds
+        # What the row holds and the cache does not yet; fed with the next proposal.
+        texts = zip(ids.tolist(), valid.tolist(), last.tolist(), strict=True)
+        self._pending = [[*(one for one, real in zip(text, there, strict=True) if real), end] for text, there, end in texts]
+        self._pause_strangers(self._pending)
 
     def read(self) -> None:
         """Feed what is pending but for each row's last token, so that the first proposal is no dearer than the next."""
         self._room()
-        there = self._pending_valid[:, :-1]
-        if bool(there.any()):
-            self._feed(torch.where(there, self._pending[:, :-1], 0), there)
-            self._pending, self._pending_valid = self._pending[:, -1:], self._pending_valid[:, -1:]
+        self._feed([text[:-1] for text in self._pending])
+        self._pending = [text[-1:] for text in self._pending]
 
     def propose(self, k: int, how: Sampling, generator: Generator = None, rows: Tensor | None = None) -> Proposal:
         """Up to `k` tokens for each of `rows` [B] (bool; None for all). The others rest: nothing of theirs is fed, and
         `observe` must be told what was said for them."""
         batch, device = len(self._pending), self.model.device
-        n = self._room().clamp(0, k)  # a row near the end of the draft's positions drafts what still fits
+        n = [max(0, min(room, k)) for room in self._room()]  # a row near the end of the draft's positions drafts what still fits
         if rows is not None:
-            n = torch.where(rows.to(device), n, 0)
-        tokens, laws = torch.empty(batch, 0, dtype=torch.long, device=device), []
-        if bool((n > 0).any()):
-            valid = self._pending_valid & (n > 0)[:, None]
-            self._pending_valid = self._pending_valid & ~valid
-            used = valid.any(0)  # a column of resting rows alone would be one more to mask
-            ids, valid = torch.where(valid, self._pending, 0)[:, used], valid[:, used]
-            for step in range(int(n.max())):
-                logits = self._feed(ids, valid)[:, -1, : self.vocab_size]
+            n = [count if asked else 0 for count, asked in zip(n, rows.tolist(), strict=True)]
+        steps, laws = [], []
+        if any(n):
+            logits = self._feed([text if count else [] for text, count in zip(self._pending, n, strict=True)])
+            self._pending = [[] if count else text for text, count in zip(self._pending, n, strict=True)]
+            for step in range(1, max(n) + 1):
+                logits = logits[:, -1, : self.vocab_size]
                 if how.temperature == 0:
-                    ids = logits.argmax(-1, keepdim=True)
+                    steps.append(logits.argmax(-1, keepdim=True))
                 else:
                     laws.append(to_probs(logits, how))
-                    ids = draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])[:, None]
-                tokens = torch.cat([tokens, ids], dim=1)
-                valid = (n > step + 1)[:, None]
-        self._said, self._fed = tokens, (n - 1).clamp_min(0)  # a row's last draft is never fed
+                    steps.append(draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])[:, None])
+                if step < max(n):
+                    more = None if min(n) > step else torch.tensor([[count > step] for count in n])
+                    logits, _ = self._lm.extend(steps[-1], more, keep=1)
+        tokens = torch.cat(steps, dim=1) if steps else torch.empty(batch, 0, dtype=torch.long, device=device)
+        self._said, self._fed = tokens.tolist(), [max(count - 1, 0) for count in n]  # a row's last draft is never fed
         # At temperature 0 each law is one-hot on its token, which is what None says, without [B, K, V] numbers.
         probs = torch.stack(laws, dim=1) if laws else None
-        return Proposal(tokens, probs, n, torch.zeros_like(n))
+        return Proposal(tokens, probs, torch.tensor(n, device=device))
 
     def observe(self, outcome: Outcome, said: Proposal | None = None) -> None:
         """`said` is what was proposed to the target, where others spoke for the rows that rested."""
-        device = self.model.device
-        accepted, following = outcome.accepted.to(device), outcome.next.to(device)
-        tokens = self._said if said is None else said.tokens.to(device)
-        if bool((self._fed > 0).any()):
-            self._lm.forget(self._fed - torch.minimum(accepted, self._fed))
-        place = torch.arange(tokens.shape[1], device=device)
-        new = (place >= self._fed[:, None]) & (place < accepted[:, None])  # kept, and not in the cache
-        pending = torch.cat([self._pending, tokens, following[:, None]], dim=1)
-        valid = torch.cat([self._pending_valid, new, torch.ones_like(following[:, None], dtype=torch.bool)], dim=1)
-        order = valid.long().argsort(dim=1, stable=True)[:, -int(valid.sum(1).max()) :]
-        self._pending, self._pending_valid = pending.gather(1, order), valid.gather(1, order)
-        self._said, self._fed = tokens[:, :0], torch.zeros_like(self._fed)
+        accepted, following = outcome.accepted.tolist(), outcome.next.tolist()
+        texts = self._said if said is None else said.tokens.tolist()
+        if any(self._fed):
+            refused = [max(fed - kept, 0) for fed, kept in zip(self._fed, accepted, strict=True)]
+            self._lm.forget(refused)
+        new = [[*text[fed:kept], token] for text, fed, kept, token in zip(texts, self._fed, accepted, following, strict=True)]
+        # What a paused row still gets need not be kept; its last token alone says that there is a row.
+        self._pending = [now if off else had + now for had, now, off in zip(self._pending, new, self.paused, strict=True)]
+        self._said, self._fed = [[] for _ in new], [0] * len(new)
+        self._pause_strangers(new)
 
     def select(self, rows: Tensor) -> None:
-        rows = rows.to(self.model.device)
-        self._lm.select(rows)
-        self._rows = [self._rows[row] for row in rows.tolist()]
-        self.paused, self._said, self._fed = self.paused[rows], self._said[rows], self._fed[rows]
-        self._pending, self._pending_valid = self._pending[rows], self._pending_valid[rows]
+        self._lm.select(rows.to(self.model.device))
+        left = rows.tolist()
+        self._rows, self.paused = [self._rows[row] for row in left], [self.paused[row] for row in left]
+        self._said, self._fed = [self._said[row] for row in left], [self._fed[row] for row in left]
+        self._pending = [self._pending[row] for row in left]
 
     def evidence(self) -> list[int]:
         """0 for a row that the model speaks for, -1 for one that it cannot."""
         self._room()
-        return [-1 if paused else 0 for paused in self.paused.tolist()]
+        return [-1 if paused else 0 for paused in self.paused]
 
     def notes(self) -> list[str]:
         """A line for each row that is no longer drafted for, and why."""
         return [self._notes[row] for row in sorted(self._notes)]
 
-    def _feed(self, ids: Tensor, valid: Tensor) -> Tensor:
-        """The logits behind the last column, [B, 1, V]."""
+    def _feed(self, texts: list[list[int]]) -> Tensor:
+        """Read what each row has to read, right-aligned; the logits behind the last column, [B, 1, V]."""
+        counts = [len(text) for text in texts]
+        width = max(counts)
+        if not width:
+            return torch.empty(0)
+        ids = torch.tensor([[0] * (width - len(text)) + text for text in texts])
+        valid = torch.arange(width) >= width - torch.tensor(counts)[:, None] if min(counts) < width else None
         first = not self._lm.columns
         logits, _ = self._lm.extend(ids, valid, keep=1)
         if first and (reason := self._lm.cannot_roll_back()):  # some layers know it only once they hold something
             raise ValueError(f"as a draft: {reason}")
         return logits
 
-    def _room(self) -> Tensor:
-        """How many tokens each row can still draft: [B]. Text only grows, so a row with no room is paused for good."""
-        strange = self._pending_valid & (self._pending >= self._known)
-        self._pause(
-            strange.any(-1), f"holds an id that the draft cannot embed (it has 0..{self._known - 1}) and was decoded plainly"
-        )
-        if self._lm.max_positions is None:
-            room = torch.full_like(self._fed, torch.iinfo(torch.long).max)
-        else:
-            room = self._lm.max_positions - self._lm.lengths - self._pending_valid.sum(-1) + 1
-        if self._lm.window is not None and len(room) > 1:  # a window counts columns, and rows of a batch share them
-            left = self._lm.window - self._lm.columns - self._pending.shape[1] + 1
-            self._pause(
-                torch.full_like(self.paused, left < 1),
-                f"would not fit the draft's window of {self._lm.window} in a batch and was decoded plainly",
-            )
-            room = room.clamp_max(max(left, 0))
-        self._pause(room < 1, f"outgrew the draft's {self._lm.max_positions} positions and was decoded plainly")
-        return torch.where(self.paused, 0, room)
+    def _room(self) -> list[int]:
+        """How many tokens each row can still draft. Text only grows, so a row with no room is paused for good."""
+        limit, window, room = self._lm.max_positions, self._lm.window, [NO_LIMIT] * len(self._pending)
+        if limit is not None:
+            held = self._lm.lengths.tolist()
+            room = [limit - there - len(text) + 1 for there, text in zip(held, self._pending, strict=True)]
+            for row, left in enumerate(room):
+                if left < 1:
+                    self._pause(row, f"outgrew the draft's {limit} positions and was decoded plainly")
+        if window is not None and len(room) > 1:  # a window counts columns, and rows of a batch share them
+            left = window - self._lm.columns - max(map(len, self._pending)) + 1
+            room = [min(one, left) for one in room]
+            if left < 1:
+                for row in range(len(room)):
+                    self._pause(row, f"would not fit the draft's window of {window} in a batch and was decoded plainly")
+        return [0 if paused else one for paused, one in zip(self.paused, room, strict=True)]
 
-    def _pause(self, which: Tensor, why: str) -> None:
-        for row in (which & ~self.paused).nonzero()[:, 0].tolist():
+    def _pause_strangers(self, texts: list[list[int]]) -> None:
+        for row, text in enumerate(texts):
+            if max(text) >= self._known:
+                self._pause(row, f"holds an id that the draft cannot embed (it has 0..{self._known - 1}) and was decoded plainly")
+
+    def _pause(self, row: int, why: str) -> None:
+        if not self.paused[row]:
             self._notes[self._rows[row]] = f"row {self._rows[row]} {why}"
-        self.paused |= which
         # What it still gets need not be kept; its last token alone says that there is a row.
-        self._pending_valid = self._pending_valid & ~self.paused[:, None]
+        self.paused[row], self._pending[row] = True, self._pending[row][-1:]
+
+
+NO_LIMIT = 1 << 62

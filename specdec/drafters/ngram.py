@@ -32,24 +32,21 @@ class NgramDrafter:
         if not 0 <= least < 1:
             raise ValueError(f"least is a chance in [0, 1), found {least}; 0 drafts whatever there is")
         self.longest, self.shortest, self.least = longest, shortest, least
-        self._corpus = Suffixes(longest)
-        for text in corpus or ():
-            for token in text:
-                self._corpus.append(token)
-            self._corpus.close()
+        self._corpus = _contexts(corpus, longest) if corpus is not None else None
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         self._rows = [_Row(self.longest, self._corpus) for _ in range(len(ids))]
         for row, prompt, real, token in zip(self._rows, ids.tolist(), valid.tolist(), last.tolist(), strict=True):
             row.append([one for one, exists in zip(prompt, real, strict=True) if exists] + [token])
         self._proposed: list[list[int]] = [[] for _ in self._rows]
+        self.matches = [0] * len(self._rows)  # the length of the context that each row's last proposal followed
 
     def propose(self, k: int, how: Sampling, generator: Generator = None) -> Proposal:
         found = [row.continuation(k, self.shortest, self.least) for row in self._rows]
-        self._proposed = [tokens for tokens, _ in found]
-        n = torch.tensor([len(one) for one in self._proposed])
-        tokens = torch.tensor([one + [0] * (int(n.max()) - len(one)) for one in self._proposed], dtype=torch.long)
-        return Proposal(tokens.reshape(len(found), int(n.max())), None, n, torch.tensor([match for _, match in found]))
+        self._proposed, self.matches = [tokens for tokens, _ in found], [match for _, match in found]
+        n = [len(one) for one in self._proposed]
+        tokens = torch.tensor([one + [0] * (max(n) - len(one)) for one in self._proposed], dtype=torch.long)
+        return Proposal(tokens.reshape(len(found), max(n)), None, torch.tensor(n))
 
     def observe(self, outcome: Outcome, said: Proposal | None = None) -> None:
         """`said` is what was proposed to the target, where that was not this drafter's own proposal."""
@@ -73,48 +70,57 @@ class NgramDrafter:
 
 
 class _Row:
-    """One row's own contexts, and where it stands among those of the corpus."""
+    """One row's own contexts, and where it stands among those of the corpus, if there is one."""
 
-    def __init__(self, longest: int, corpus: Suffixes) -> None:
-        self.own, self.corpus = Suffixes(longest), Reader(corpus)
+    def __init__(self, longest: int, corpus: Suffixes | None) -> None:
+        self.own, self.corpus = Suffixes(longest), [Reader(corpus)] if corpus is not None else []
 
     def append(self, tokens: list[int]) -> None:
         for token in tokens:
             self.own.append(token)
-            self.corpus.read(token)
+            for reader in self.corpus:
+                reader.read(token)
 
     def continuation(self, k: int, shortest: int, least: float) -> tuple[list[int], int]:
         """Up to `k` tokens, and the length of the context that the first of them followed."""
-        own, corpus = Reader(self.own), self.corpus.copy()
+        readers = [*(reader.copy() for reader in self.corpus), Reader(self.own)]  # the row's own text corrects the corpus
         said: list[int] = []
         first, all_right = 0, 1.0
         while len(said) < k:
-            candidates = dict.fromkeys(token for match, token in (own.best(), corpus.best()) if match >= shortest)
+            candidates = {token for match, token in (reader.best() for reader in readers) if match >= shortest}
             if not candidates:
                 break
-            best, match, token = max((*self._worth(one, own, corpus), one) for one in candidates)
+            best, match, token = max((*chance(one, readers), one) for one in candidates)
             all_right *= best
             if all_right < least:
                 break
             first = first or match
             said.append(token)
-            own.read(token)
-            corpus.read(token)
+            for reader in readers:
+                reader.read(token)
         return said, first
 
-    @staticmethod
-    def _worth(token: int, own: Reader, corpus: Reader) -> tuple[float, int]:
-        """The chance of `token`, and the length of the longest context that it followed."""
-        here, there = own.seen(token), corpus.seen(token)
-        return chance(here, chance(there)), max(length for seen in (here, there) for length, (count, _) in enumerate(seen) if count)
+
+def _contexts(corpus: Iterable[Sequence[int]], depth: int) -> Suffixes:
+    contexts = Suffixes(depth)
+    for text in corpus:
+        for token in text:
+            contexts.append(token)
+        contexts.close()
+    return contexts
 
 
-def chance(seen: list[tuple[int, int]], before: float = 0.0) -> float:
-    """The chance of a token that followed `count` of `total` times, for contexts from none to the longest.
+def chance(token: int, readers: Sequence[Reader]) -> tuple[float, int]:
+    """The chance of `token`, and the length of the longest context that it followed.
 
     Each longer context corrects the shorter one's estimate, which counts as `DOUBT` occurrences of it: so one long match
-    is worth more than one short one, and many occurrences more than one.
+    is worth more than one short one, and many occurrences more than one. Later readers correct earlier ones.
     """
-    for count, total in seen[1:]:
-        before = (count + DOUBT * before) / (total + DOUBT)
-    return before
+    right, longest = 0.0, 0
+    for reader in readers:
+        for length, (count, total) in enumerate(reader.seen(token)):
+            if length:  # how common a token is, is no evidence
+                right = (count + DOUBT * right) / (total + DOUBT)
+                if count and length > longest:
+                    longest = length
+    return right, longest

@@ -137,7 +137,7 @@ def test_rotary_scalings_that_change_with_length_are_served_up_to_where_they_cha
         generate(target, [[3, 4, 5]], drafter, k=3, max_new_tokens=30).tokens
         == generate(target, [[3, 4, 5]], max_new_tokens=30).tokens
     )
-    assert bool(drafter.paused.all())
+    assert all(drafter.paused)
 
 
 MORE: dict[str, dict[str, object]] = {  # layers of several kinds in one model

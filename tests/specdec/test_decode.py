@@ -222,7 +222,7 @@ def test_a_draft_out_of_positions_pauses_and_the_text_goes_on() -> None:
     drafter = ModelDrafter(short)
     out = generate(TARGET, PROMPTS, drafter, k=3, max_new_tokens=30)
     assert out.tokens == [plain_greedy(TARGET, prompt, 30) for prompt in PROMPTS]
-    assert bool(drafter.paused.all())
+    assert all(drafter.paused)
     assert generate(TARGET, [list(range(3, 40))], drafter, k=3, max_new_tokens=5).tokens == [
         plain_greedy(TARGET, list(range(3, 40)), 5)
     ]
@@ -277,7 +277,7 @@ def test_what_cannot_be_served_is_refused(prompts: list[list[int]], settings: di
         (Proposal(torch.tensor([[5], [6]]), None, torch.tensor([1, 1])), "tokens \\[1, K\\]"),
         (Proposal(torch.tensor([[-1]]), None, torch.tensor([1])), "ids -1..-1"),
         (Proposal(torch.tensor([[61]]), None, torch.tensor([1])), "ids 61..61"),
-        (Proposal(torch.tensor([[5]]), None, torch.tensor([1]), None, torch.tensor([[-1]])), "a tree of candidates"),
+        (Proposal(torch.tensor([[5]]), None, torch.tensor([1]), torch.tensor([[-1]])), "a tree of candidates"),
     ],
 )
 def test_a_proposal_that_cannot_be_verified_is_refused(proposal: Proposal, message: str) -> None:

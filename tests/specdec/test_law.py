@@ -183,7 +183,7 @@ def test_lookups_among_models_a_pace_and_a_processor_with_a_memory_keep_the_law(
         pace = Varying() if kind == "pace" else None
         out = generate(target, [prompt], drafter, k=2, max_new_tokens=4, how=how, verify=rule, pace=pace, **settings)  # type: ignore[arg-type]
         if isinstance(drafter, CombinedDrafter):
-            spoke.update(drafter._said.match.tolist())  # type: ignore[union-attr]
+            spoke.update(drafter.matches)
         return out.tokens[0]
 
     for text, chance in every_path(run, rule == "token", monkeypatch):

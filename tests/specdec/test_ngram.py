@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,12 +91,15 @@ def test_it_ends_where_it_knows_nothing_more() -> None:
 
 
 def test_the_chance_grows_with_the_match_and_with_the_count() -> None:
-    assert chance([(0, 0)]) == 0.0
-    assert chance([(5, 9), (1, 1)]) == pytest.approx(1 / 3), "how common a token is, is no evidence"
-    assert chance([(5, 9), (1, 1), (1, 1)]) == pytest.approx((1 + 2 / 3) / 3)
-    assert chance([(5, 9), (3, 3)]) == pytest.approx(3 / 5)
-    assert chance([(5, 9), (1, 3)]) == pytest.approx(1 / 5)
-    assert chance([(5, 9), (1, 1)], before=0.9) == pytest.approx((1 + 1.8) / 3)
+    def likely(*seen: list[tuple[int, int]]) -> tuple[float, int]:
+        return chance(0, [SimpleNamespace(seen=lambda token, one=one: one) for one in seen])  # type: ignore[misc]
+
+    assert likely([(0, 0)]) == (0.0, 0)
+    assert likely([(5, 9), (1, 1)]) == (pytest.approx(1 / 3), 1), "how common a token is, is no evidence"
+    assert likely([(5, 9), (1, 1), (1, 1)]) == (pytest.approx((1 + 2 / 3) / 3), 2)
+    assert likely([(5, 9), (3, 3)]) == (pytest.approx(3 / 5), 1)
+    assert likely([(5, 9), (1, 3), (0, 1)]) == (pytest.approx((0 + 2 / 5) / 3), 1)
+    assert likely([(0, 0), (9, 9), (9, 9)], [(5, 9), (1, 1)]) == (pytest.approx((1 + 2 * (9 + 2 * 9 / 11) / 11) / 3), 2)
 
 
 def test_a_corpus_speaks_where_the_row_knows_less() -> None:
@@ -109,7 +113,8 @@ def test_a_corpus_speaks_where_the_row_knows_less() -> None:
     drafter = NgramDrafter(corpus=past, least=0.0)
     drafter.begin(torch.tensor([[0, 1], [7, 8]]), torch.tensor([[False, True], [True, True]]), torch.tensor([2, 30]))
     assert drafter.evidence() == [2, -1]
-    assert drafter.propose(2, Sampling()).match.tolist() == [2, 0]  # type: ignore[union-attr]
+    assert drafter.propose(2, Sampling()).n.tolist() == [2, 0]
+    assert drafter.matches == [2, 0]
 
 
 def test_padding_is_no_text() -> None:
