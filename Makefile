@@ -1,10 +1,11 @@
 # make quickstart   distil, measure and export a draft of a real target, in about ten minutes on two cores
 # make test         the tests
+# make test-oldest  the decoder's tests on the oldest transformers that is served
 # make check        ruff, mypy and the tests
 PYTHON ?= python3
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test check lint types clean
+.PHONY: quickstart test test-oldest check lint types clean
 
 quickstart: .venv/ready
 	.venv/bin/draftsmith run recipes/quickstart.yaml
@@ -13,6 +14,10 @@ test: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile
 
 check: lint types test
+
+test-oldest: .venv/ready
+	$(PIP) --no-deps --target .oldest transformers==5.5.4 'huggingface-hub<2' 'tokenizers<=0.23.0' httpx httpcore h11 anyio sniffio typer-slim shellingham
+	PYTHONPATH=.oldest OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile tests/specdec
 
 lint: .venv/ready
 	.venv/bin/ruff check .
@@ -33,4 +38,4 @@ types: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .links build dist *.egg-info
+	rm -rf .venv .links .oldest build dist *.egg-info

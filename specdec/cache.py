@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, MistralConfig, PreTrainedModel
 
 COUNTS_COLUMNS = {"mpt"}  # its ALiBi distances are taken between cache columns, used or not, whatever position_ids say
 ROLLS_BACK = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # for transformers that have no `is_croppable` yet
@@ -31,7 +32,8 @@ class CachedLM:
         self.config = model.config.get_text_config()
         self.max_positions = positions(self.config)
         self._cache = DynamicCache(config=model.config)
-        if hasattr(self._cache, "activate_past_recording"):
+        self._records_past = records_past()
+        if self._records_past:
             self._cache.activate_past_recording()  # sliding layers keep what a rollback needs; before the first forward
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
@@ -114,7 +116,8 @@ class CachedLM:
     def _crop(self, columns: int) -> None:
         """Cut columns off the end; also asked for 0, for sliding layers trim then what they recorded for this call."""
         if (reason := self.cannot_roll_back()) is None:
-            self._cache.crop(-columns)
+            if columns or self._records_past:  # caches that keep no past take 0 for the length to crop to
+                self._cache.crop(-columns)
         elif columns:
             raise ValueError(reason)
         self._columns -= columns
@@ -150,10 +153,25 @@ class CachedLM:
             self._seen_windows = [getattr(layer, "sliding_window", None) for layer in self._cache.layers]
         return self._seen_windows
 
-    def refuse_ahead(self, columns: int) -> None:
-        """ValueError now for what a batch that needs up to `columns` would meet later, when its text would be lost with it."""
-        if self.batch_size > 1 and self.window is not None and columns > self.window:
+    @property
+    def room(self) -> int | None:
+        """Columns that a cache which is to forget may hold; None where sliding layers limit nothing."""
+        if self.window is None or (self._records_past and self.batch_size == 1):
+            return None
+        return self.window if self._records_past else self.window - 1  # without a past, a full layer gives nothing back
+
+    def refuse_ahead(self, columns: int, drafting: bool) -> None:
+        """ValueError now for what a call that needs up to `columns` would meet later, when its text would be lost with it."""
+        if self.window is None:
+            return
+        if self.batch_size > 1 and columns > self.window:
             raise ValueError(self._loses_tokens(self.window, columns))
+        if drafting and self.room is not None and columns > self.room:
+            raise ValueError(
+                f"{type(self.model).__name__} attends to a window of {self.window} columns, of which this transformers gives refused "
+                f"tokens back only while no more than {self.room} are used; {columns} may be needed. Decode it without a drafter, "
+                "write fewer tokens, or take a newer transformers, which records the past of sliding layers"
+            )
 
     def _loses_tokens(self, window: int, columns: int) -> str:
         # The window is counted in columns, and columns that a row does not use would push its own tokens out.
@@ -182,6 +200,21 @@ class CachedLM:
                 raise ValueError(self._loses_tokens(window, columns))
             if self.cannot_roll_back() is not None:
                 raise ValueError(f"{type(layer).__name__} cannot skip padding; decode one prompt at a time")
+
+
+@functools.cache
+def records_past() -> bool:
+    """Whether this transformers can roll sliding layers back exactly; versions up to 5.12 never can, and some after it fail
+    where a second forward comes before the rollback. So it is tried."""
+    cache = DynamicCache(config=MistralConfig(num_hidden_layers=1, sliding_window=2))
+    if not hasattr(cache, "activate_past_recording"):
+        return False
+    cache.activate_past_recording()
+    for width, wanted in ((3, 3), (2, 3)):  # the window's one token before the block, and the block
+        keys, _ = cache.update(torch.zeros(1, 1, width, 1), torch.zeros(1, 1, width, 1), 0)
+        if keys.shape[-2] != wanted:
+            return False
+    return True
 
 
 def positions(config: Any) -> int | None:

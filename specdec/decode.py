@@ -90,7 +90,7 @@ class _Run:
         self.layers = drafter.hidden_layers if drafter is not None else ()
         self.can_select = drafter is None or hasattr(drafter, "select")
         self.lm = CachedLM(target, len(prompts))
-        self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None))
+        self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None), drafter is not None)
         if drafter is not None:
             self.refuse_the_pair()
         self.prefill(prompts, clock)

@@ -11,10 +11,12 @@ import os
 import shutil
 import tempfile
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -104,7 +106,7 @@ def _from_gguf(path: Path) -> Path:
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=home))
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer = _with_special_tokens(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), path)
         # The weights are plain now; transformers refuses to save a model that still says it is quantised.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -121,6 +123,23 @@ def _from_gguf(path: Path) -> Path:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return folder
+
+
+def _with_special_tokens(tokenizer: Any, path: Path) -> Any:
+    """The tokens that the .gguf names; some versions of transformers put the converter's own defaults in their place, or read the
+    whole vocabulary as another family's, which is refused."""
+    fields = GGUFReader(path).fields
+    if (field := fields.get("tokenizer.ggml.tokens")) is not None and (
+        strange := set(tokenizer.get_vocab()) - set(field.contents())
+    ):
+        raise ValueError(
+            f"transformers {version('transformers')} misreads the tokenizer of {path.name}: it adds {', '.join(sorted(strange)[:3])}, which "
+            "the file has not. Take a newer transformers (5.10 reads it), or a transformers folder of the model"
+        )
+    for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        if (field := fields.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
+    return tokenizer
 
 
 class quiet:

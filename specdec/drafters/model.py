@@ -130,19 +130,19 @@ class ModelDrafter:
 
     def _room(self) -> list[int]:
         """How many tokens each row can still draft. Text only grows, so a row with no room is paused for good."""
-        limit, window, room = self._lm.max_positions, self._lm.window, [NO_LIMIT] * len(self._pending)
+        limit, window, room = self._lm.max_positions, self._lm.room, [NO_LIMIT] * len(self._pending)
         if limit is not None:
             held = self._lm.lengths.tolist()
             room = [limit - there - len(text) + 1 for there, text in zip(held, self._pending, strict=True)]
             for row, left in enumerate(room):
                 if left < 1:
                     self._pause(row, f"outgrew the draft's {limit} positions and was decoded plainly")
-        if window is not None and len(room) > 1:  # a window counts columns, and rows of a batch share them
+        if window is not None:  # it counts columns, and rows of a batch share them
             left = window - self._lm.columns - max(map(len, self._pending)) + 1
             room = [min(one, left) for one in room]
             if left < 1:
                 for row in range(len(room)):
-                    self._pause(row, f"would not fit the draft's window of {window} in a batch and was decoded plainly")
+                    self._pause(row, f"would not fit the draft's window of {self._lm.window} and was decoded plainly")
         return [0 if paused else one for paused, one in zip(self.paused, room, strict=True)]
 
     def _pause_strangers(self, texts: list[list[int]]) -> None:

@@ -10,8 +10,10 @@ import transformers
 from transformers import FalconMambaConfig, FalconMambaForCausalLM, MistralConfig, MistralForCausalLM, MptConfig, MptForCausalLM
 
 from draftsmith.specdec import Adaptive, ModelDrafter, NgramDrafter, generate
-from draftsmith.specdec.cache import CachedLM, positions
+from draftsmith.specdec.cache import CachedLM, positions, records_past
 from tiny import FAMILIES, noisy, plain_greedy, tiny
+
+RECORDS_PAST = records_past()  # older transformers cannot roll a full window back
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,7 +90,11 @@ def test_sliding_windows_roll_back_exactly_for_one_row_and_are_refused_for_ragge
     )
     assert theirs[0, 6:].tolist() == plain[0]
     for drafter in (NgramDrafter(), ModelDrafter(model), ModelDrafter(tiny(seed=3))):
-        assert generate(model, [prompt], drafter, k=3, max_new_tokens=30).tokens == plain
+        if RECORDS_PAST:
+            assert generate(model, [prompt], drafter, k=3, max_new_tokens=30).tokens == plain
+        else:
+            with pytest.raises(ValueError, match=f"no more than {window - 1} are used"):
+                generate(model, [prompt], drafter, k=3, max_new_tokens=30)
     with pytest.raises(ValueError, match="one prompt at a time"):
         generate(model, [prompt, [1, 2]], NgramDrafter(), k=3, max_new_tokens=30)
 
@@ -166,7 +172,7 @@ def test_windows_convolutions_and_recurrent_states_among_other_layers_match_or_a
         try:
             out = generate(model, [[5, 9, 11, 4, 8]], drafter, k=3, max_new_tokens=24)
         except ValueError as error:
-            assert "LinearAttention" in str(error)  # noqa: PT017 (which of the two it is hangs on transformers' version)
+            assert "LinearAttention" in str(error) or not RECORDS_PAST  # noqa: PT017 (which of the two it is hangs on transformers' version)
             continue
         assert out.tokens == [wanted]
         assert any(accepted for _, accepted in out.rounds[0]) or not isinstance(drafter, ModelDrafter) or drafter.model is not model
