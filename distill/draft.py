@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.head import Head, check_head, judged, last_hidden, scored_loss
+from draftsmith.distill.chunked import Asked, judged, scored_loss
+from draftsmith.distill.head import Head, check_head, last_hidden
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.teacher import LiveTeacher, Teacher
@@ -150,29 +151,29 @@ class DistillDraft:
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
         loss: Mapping[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
     ) -> None:  # fmt: skip
-        self.weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
-        for name in self.weights:
+        weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
+        for name in weights:
             pick(LOSSES, name, "loss")
+        self.asked = Asked(weights, chunk)
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
-        self.chunk = chunk
         self.origin = origin
-        self._heads = (self.draft.head, self.teacher.head)
-        rows = [head.rows for head in self._heads]
+        rows = self.draft.head.rows, self.teacher.rows
         if rows[0] != rows[1]:
             raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
         self._learned = [one for one in self.draft.head.parameters() if one.requires_grad]
         if support is not None and self._learned:
             raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
-        self._narrow = None if support is None else (self.draft.head.over(support), self.teacher.head.over(support))
+        self._narrow = None if support is None else (self.draft.head.over(support), support)
 
     def loss(self, batch: Batch) -> Loss:
         hidden = self.trainable(*self.draft.inputs(batch))
-        target = self.teacher.hidden(batch)
+        signal = self.teacher.signal(batch)
         narrow = self._narrow if self.trainable.training else None
-        total = scored_loss(hidden, target, narrow or self._heads, self.weights, self.chunk, self._learned)
-        metrics = judged(hidden, target, self._heads, self.chunk, 32 if narrow else None)
+        head, taught = (self.draft.head, signal) if narrow is None else (narrow[0], signal.within(narrow[1]))
+        total = scored_loss(hidden, head, taught, self.asked, self._learned)
+        metrics = judged(hidden, self.draft.head, signal, self.asked, 32 if narrow else None)
         return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
 
     def save(self, folder: Path) -> None:

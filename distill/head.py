@@ -1,15 +1,14 @@
-"""The vocabulary head and the loss, applied to a few positions at a time: hidden states, not logits, cross function borders."""
+"""From hidden states to logits. Hidden states, not logits, cross function borders, for logits are a vocabulary wide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftsmith.distill.losses import LOSSES, acceptance
 from draftsmith.specdec.models import output_rows
 
 Logits = Callable[[Tensor], Tensor]
@@ -51,69 +50,3 @@ def check_head(model: PreTrainedModel, head: Logits) -> None:
 def last_hidden(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """The normed hidden states that the head reads: ids [B, T] padded on the right -> [B, T, H]. No logits are made."""
     return getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def scored_loss(
-    draft: Tensor,
-    target: Tensor,
-    heads: tuple[Logits, Logits],
-    weights: dict[str, float],
-    chunk: int,
-    learned: Sequence[Tensor] = (),
-) -> Tensor:
-    """The weighted sum of losses over N scored positions, from hidden states [N, H] of the draft and [N, H'] of the target.
-
-    `heads` make the draft's and the target's logits. They exist for `chunk` positions at a time, forward and backward:
-    the gradient of a chunk is taken at once and kept as [chunk, H]. It reaches `draft` and the head's own parameters, `learned`.
-    """
-    return _Chunked.apply(draft, target, heads, weights, chunk, *learned)
-
-
-@torch.no_grad()
-def judged(draft: Tensor, target: Tensor, heads: tuple[Logits, Logits], chunk: int, most: int | None = None) -> dict[str, Tensor]:
-    """Sums of acceptance and argmax agreement under the whole laws, over all N positions or `most` of them, evenly spaced."""
-    if most is not None and len(draft) > most:
-        some = torch.linspace(0, len(draft) - 1, most, device=draft.device).long()
-        draft, target = draft[some], target[some]
-    sums = torch.zeros(2, device=draft.device)
-    for start in range(0, len(draft), chunk):
-        p, q = heads[1](target[start : start + chunk]), heads[0](draft[start : start + chunk])
-        sums += torch.stack([acceptance(q, p).sum(), (q.argmax(-1) == p.argmax(-1)).sum()])
-    return {"acceptance": sums[0], "agreement": sums[1], "judged": torch.tensor(float(len(draft)))}
-
-
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        draft: Tensor,
-        target: Tensor,
-        heads: tuple[Logits, Logits],
-        weights: dict[str, float],
-        chunk: int,
-        *learned: Tensor,
-    ) -> Tensor:
-        wanted = ctx.needs_input_grad[0] or any(ctx.needs_input_grad[5:])
-        total = torch.zeros((), dtype=torch.float32, device=draft.device)
-        slopes, learned_slopes = [], [torch.zeros_like(one) for one in learned]
-        for start in range(0, len(draft), chunk):
-            part = draft[start : start + chunk].detach().requires_grad_(wanted)
-            with torch.no_grad():
-                target_logits = heads[1](target[start : start + chunk])
-            with torch.set_grad_enabled(wanted):
-                logits = heads[0](part)
-                loss = torch.stack([weight * LOSSES[name](logits, target_logits).sum() for name, weight in weights.items()]).sum()
-            if wanted:
-                slope, *others = torch.autograd.grad(loss, [part, *learned])
-                slopes.append(slope)
-                for sum_, one in zip(learned_slopes, others, strict=True):
-                    sum_ += one
-            total += loss.detach()
-        if wanted:
-            ctx.save_for_backward(torch.cat(slopes) if slopes else torch.zeros_like(draft), *learned_slopes)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        draft, *learned = ctx.saved_tensors
-        return (slope * draft, None, None, None, None, *(slope * one for one in learned))

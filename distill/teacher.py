@@ -1,4 +1,4 @@
-"""The teacher's signal: the target's final hidden states at scored positions, and the head that makes laws of them."""
+"""Who says what is right: the target itself here, or what was kept of it (train/states.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden
+from draftsmith.distill.signal import Dense, Signal
 
 
 class Teacher(Protocol):
+    rows: int  # its laws are over ids 0..rows-1
+
+    def signal(self, batch: Batch) -> Signal:
+        """What it says at each scored position of the batch, in its order."""
+
+
+class HiddenTeacher(Teacher, Protocol):
+    """A teacher whose final hidden states are at hand, as a warm start in closed form needs them."""
+
     head: Head
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -25,8 +35,12 @@ class LiveTeacher:
     def __init__(self, target: PreTrainedModel) -> None:
         self.target = target.eval().requires_grad_(False)
         self.head = Head(target)
+        self.rows = self.head.rows
         check_head(target, self.head)
 
     @torch.no_grad()
     def hidden(self, batch: Batch) -> Tensor:
         return last_hidden(self.target, batch.ids.to(self.target.device))[batch.scored.to(self.target.device)]
+
+    def signal(self, batch: Batch) -> Dense:
+        return Dense(self.hidden(batch), self.head)

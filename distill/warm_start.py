@@ -11,7 +11,7 @@ from torch import Tensor
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.losses import acceptance
-from draftsmith.distill.teacher import Teacher
+from draftsmith.distill.teacher import HiddenTeacher
 
 JUDGES = 512  # held-out positions that choose the strength
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean squared feature
@@ -27,7 +27,7 @@ class Fit(NamedTuple):
 
 
 @torch.no_grad()
-def ridge(draft: CutDraft, teacher: Teacher, batches: Iterable[Batch], held_out: Iterable[Batch]) -> Fit:
+def ridge(draft: CutDraft, teacher: HiddenTeacher, batches: Iterable[Batch], held_out: Iterable[Batch]) -> Fit:
     """Set the draft's map to argmin ||X A' - Y||^2 + s ||A||^2 over the scored tokens of `batches`.
 
     X are its hidden states [N, H], Y the teacher's [N, H]. Only X'X and X'Y are kept, in float64, so the data may be any
@@ -62,7 +62,7 @@ def ridge(draft: CutDraft, teacher: Teacher, batches: Iterable[Batch], held_out:
     return Fit(strength, best, before, tokens)
 
 
-def _pair(draft: CutDraft, teacher: Teacher, batch: Batch) -> tuple[Tensor, Tensor]:
+def _pair(draft: CutDraft, teacher: HiddenTeacher, batch: Batch) -> tuple[Tensor, Tensor]:
     return draft.features(*draft.inputs(batch)), teacher.hidden(batch)
 
 

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
 from draftsmith.distill.draft import Origin, check_layers
+from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, whole_folder, write_whole
@@ -105,7 +106,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         draft.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
     if not runs.steps(folder):
-        _start(recipe, folder, objective, rows, held_out, accelerator)
+        _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"processes": accelerator.num_processes, "steps": plan.steps, "rows": plan.fingerprint}
     start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
@@ -142,6 +143,7 @@ def _start(
     recipe: Recipe,
     folder: Path,
     objective: DistillDraft,
+    teacher: HiddenTeacher,
     rows: Rows,
     held_out: list[Batch],
     accelerator: Accelerator,
@@ -160,7 +162,7 @@ def _start(
             break
     progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
     batches = (collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8))
-    fit = ridge(objective.draft, objective.teacher, batches, held_out)
+    fit = ridge(objective.draft, teacher, batches, held_out)
     progress.done(f"ridge over {fit.tokens} tokens: held-out acceptance {fit.before:.3f} -> {fit.acceptance:.3f}")
     if accelerator.is_main_process:
         with whole_folder(folder / "start" / "warm") as beside:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.distill import Batch, LiveTeacher, collate
+from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
 from draftsmith.train.data import Example
@@ -30,7 +31,7 @@ class StoredTeacher:
     """
 
     def __init__(self, teacher: LiveTeacher, folder: Path, rows: list[Example], revision: str, accelerator: Accelerator) -> None:
-        self.head = teacher.head
+        self.head, self.rows = teacher.head, teacher.rows
         self._teacher = teacher
         self._where: dict[bytes, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
@@ -73,6 +74,9 @@ class StoredTeacher:
         if not places:
             return torch.zeros(0, self.head.linear.weight.shape[1], dtype=self.head.linear.weight.dtype, device=device)
         return torch.cat([self._states(path)[start:end] for path, start, end in places]).to(device)
+
+    def signal(self, batch: Batch) -> Dense:
+        return Dense(self.hidden(batch), self.head)
 
     def _states(self, path: Path) -> Any:
         if path not in self._open:
