@@ -71,7 +71,7 @@ class Endpoint:
         for attempt in range(tries):
             try:
                 return self._once(where, body)
-            except _Again as again:
+            except _Again as again:  # noqa: PERF203
                 if again.after > PATIENCE:
                     message = f"{where}: {again}; it wants no request for {again.after:.0f} s. Repeat the command then"
                     raise Fault(message, again.status, hopeless=True) from None
@@ -120,7 +120,9 @@ class Endpoint:
         reason = getattr(error, "reason", error)
         why = self._shown(f"no answer ({type(reason).__name__}: {reason})".encode())
         if isinstance(reason, TimeoutError):
-            return _Again(why, f"Some answers take longer than the timeout, {self._timeout:g} s: raise it, or lower the concurrency")
+            return _Again(
+                why, f"Some answers take longer than the timeout, {self._timeout:g} s: raise it, or lower the concurrency"
+            )
         return _Again(why, "Is the server up, and is this its address? Large weights take minutes to load", hopeless=True)
 
     def _shown(self, raw: bytes) -> str:
@@ -151,6 +153,6 @@ def _seconds(after: str | None) -> float:
     except ValueError:
         pass
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(str(after)).timestamp() - time.time())
     except (TypeError, ValueError):
         return 0.0

@@ -139,7 +139,9 @@ class ServedTarget:
             )
         if not isinstance(prompt, str) and read != prompt:
             # A server that puts a BOS before the prompt, or cuts it, answers another question.
-            raise Fault(f"{len(prompt)} ids were sent to {self.url}, and it read {len(read)} others: {read[:8]}, not {prompt[:8]} ...")
+            raise Fault(
+                f"{len(prompt)} ids were sent to {self.url}, and it read {len(read)} others: {read[:8]}, not {prompt[:8]} ..."
+            )
         return choices[0]
 
     def _room(self, tokens: int, more: int) -> None:
@@ -154,7 +156,8 @@ class ServedTarget:
         found = choice.get("prompt_logprobs")
         if found is None:
             raise Fault(
-                f"{self.url} gives no prompt_logprobs: it can answer, but not be listened to. Serve the target with vLLM", hopeless=True
+                f"{self.url} gives no prompt_logprobs: it can answer, but not be listened to. Serve the target with vLLM",
+                hopeless=True,
             )
         if len(found) != len(ids):
             raise Fault(f"{self.url} gives laws for {len(found)} of {len(ids)} tokens; start it with --no-enable-prefix-caching")

@@ -36,7 +36,13 @@ class Stub:
         self, model: Any, tokenizer: Any, *, eos: int = 2, token_ids: bool = True, prompt_logprobs: bool = True, max_logprobs: int = 20,
         context: int = 512, key: str = "", generation_config: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.tokenizer, self.eos, self.token_ids, self.prompt_logprobs = model, tokenizer, eos, token_ids, prompt_logprobs
+        self.model, self.tokenizer, self.eos, self.token_ids, self.prompt_logprobs = (
+            model,
+            tokenizer,
+            eos,
+            token_ids,
+            prompt_logprobs,
+        )
         self.max_logprobs, self.context, self.key, self.generation_config = max_logprobs, context, key, generation_config or {}
         self.asked: list[dict[str, Any]] = []  # {path, headers, body} of each request
         self.fault: Callable[[int, dict[str, Any]], Reply | None] = lambda number, body: None
@@ -64,7 +70,9 @@ class Stub:
             if self.key and headers.get("Authorization") != f"Bearer {self.key}":
                 return Reply(401, {"error": {"message": f"Unauthorized: {headers.get('Authorization')} is not the key"}})
             if path == "/v1/models":
-                return Reply(200, {"object": "list", "data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": self.context}]})
+                return Reply(
+                    200, {"object": "list", "data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": self.context}]}
+                )
             if path != "/v1/completions" or body is None:
                 return Reply(404, {"detail": "Not Found"})
             return self.fault(number, body) or self.complete(body)
@@ -81,7 +89,12 @@ class Stub:
         if k is not None and self.prompt_logprobs and k > self.max_logprobs:
             return _refusal(400, f"Requested prompt logprobs of {k}, which is greater than max allowed: {self.max_logprobs}")
         ids, reason = self.write(prompt, {**self.generation_config, **body})
-        choice = {"index": 0, "text": self.tokenizer.decode(ids, skip_special_tokens=True), "logprobs": None, "finish_reason": reason}
+        choice = {
+            "index": 0,
+            "text": self.tokenizer.decode(ids, skip_special_tokens=True),
+            "logprobs": None,
+            "finish_reason": reason,
+        }
         if self.token_ids and body.get("return_token_ids"):
             choice |= {"token_ids": ids, "prompt_token_ids": prompt}
         if k is not None and self.prompt_logprobs:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from stub_server import Reply, Stub
 
 from draftsmith.distill import LiveTeacher, collate
 from draftsmith.distill.at_once import Unanswered
@@ -20,11 +21,10 @@ from draftsmith.distill.rollout import answer, answer_served, ends
 from draftsmith.distill.served import ServedTarget
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import chat_ids, eos_ids, load
-from stub_server import Reply, Stub
 from tiny import tiny_folder, tiny_tokenizer
 
-WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron")
-CHATS = [[{"role": "user", "content": f"{word} {len(word)}"}] for word in WORDS]
+WORDS = ("amber", "jetty islet", "cedar", "pearl islet", "ember", "fjord", "grove", "heron")  # two of these are answered to an end
+CHATS = [[{"role": "user", "content": word}] for word in WORDS]
 NASTY = {"temperature": 0.9, "top_k": 3, "repetition_penalty": 1.7}  # what a model's generation_config may ask of every request
 ROWS = [([1, 9, 30, 77, 41, 8, 200], 3), ([5, 6, 7, 99, 3], 1), ([4, 4, 90, 17], 4)]  # the last one scores nothing
 
@@ -161,7 +161,9 @@ def test_a_row_that_fails_costs_the_others_nothing(loaded: Any, stub: Stub, stat
     wanted = served(stub).answer(asked, Sampling(), 6, [0] * 8, [2])
     stub.asked.clear()
     stub.fault = lambda number, body: Reply(status, {"message": "this one not"}) if body["prompt"] == asked[2] else None
-    with pytest.raises(Unanswered, match=rf"1 of 8 rows have no answer; row 3: {stub.url}/completions: {status}: this one not") as caught:
+    with pytest.raises(
+        Unanswered, match=rf"1 of 8 rows have no answer; row 3: {stub.url}/completions: {status}: this one not"
+    ) as caught:
         served(stub, concurrency=2).answer(asked, Sampling(), 6, [0] * 8, [2])
     assert caught.value.done == [*wanted[:2], None, *wanted[3:]]
     assert list(caught.value.why) == [2]
@@ -170,7 +172,7 @@ def test_a_row_that_fails_costs_the_others_nothing(loaded: Any, stub: Stub, stat
 
 def test_what_every_row_would_meet_is_met_once(loaded: Any, stub: Stub) -> None:
     stub.key = "needed"
-    with pytest.raises(Unanswered, match="8 of 8 rows have no answer.*401.*DRAFTSMITH_API_KEY"):
+    with pytest.raises(Unanswered, match=r"8 of 8 rows have no answer.*401.*DRAFTSMITH_API_KEY"):
         served(stub, concurrency=1).answer(prompts(loaded), Sampling(), 6, [0] * 8, [2])
     assert len(stub.completions()) == 1
     with Stub(*loaded) as gone:
@@ -178,18 +180,18 @@ def test_what_every_row_would_meet_is_met_once(loaded: Any, stub: Stub) -> None:
     naps: list[float] = []
     with pytest.raises(Fault, match=r"/v1/models: no answer \(ConnectionRefusedError.*tried 2 times\. Is the server up"):
         served(gone, naps).check(loaded.tokenizer)
-    with pytest.raises(Unanswered, match="8 of 8 rows have no answer.*tried 4 times"):
+    with pytest.raises(Unanswered, match=r"8 of 8 rows have no answer.*tried 4 times"):
         served(gone, naps, concurrency=1).answer(prompts(loaded), Sampling(), 6, [0] * 8, [2])
     assert len(naps) == 1 + 3
 
 
 def test_an_answer_that_takes_too_long(loaded: Any, stub: Stub) -> None:
     wait = threading.Event()
-    stub.hold = lambda: wait.wait(10) and None  # type: ignore[assignment, return-value]
+    stub.hold = lambda: wait.wait(10) and None
     with pytest.raises(Unanswered, match=r"TimeoutError.*the timeout, 0\.05 s: raise it") as caught:
         served(stub, timeout=0.05, retries=0).listen(ROWS[:1], 3)
     wait.set()
-    assert not caught.value.why[0].hopeless  # type: ignore[attr-defined]
+    assert not caught.value.why[0].hopeless
 
 
 def test_results_come_in_order_however_late(loaded: Any, stub: Stub) -> None:
@@ -234,7 +236,7 @@ def test_check_names_what_is_wrong_and_what_to_do(loaded: Any, stub: Stub) -> No
     wrong("gives no prompt_logprobs: it can answer, but not be listened to", k=4)
     stub.token_ids = False
     wrong("answers in text alone.*vLLM 0.10.2")
-    stub.reply = lambda path, headers, body: Reply(200, {"models": ["tiny"]})  # type: ignore[method-assign]
+    stub.reply = lambda path, headers, body: Reply(200, {"models": ["tiny"]})
     wrong("names no models: {'models'")
 
 
@@ -244,10 +246,16 @@ LIES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "text alone": ("answers in text alone", lambda one: {key: one[key] for key in one if "ids" not in key}),
     "abort": (r"broke a text off \(abort\) after 5 of 5", lambda one: one | {"finish_reason": "abort"}),
     "short": (r"broke a text off \(length\) after 2 of 5", lambda one: one | {"token_ids": [8, 9]}),
-    "other end": ("ended a text with id 9, which is none of those", lambda one: one | {"token_ids": [8, 9], "finish_reason": "stop"}),
+    "other end": (
+        "ended a text with id 9, which is none of those",
+        lambda one: one | {"token_ids": [8, 9], "finish_reason": "stop"},
+    ),
     "no end": ("ended a text with id None", lambda one: one | {"token_ids": [], "finish_reason": "stop"}),
     "wrote on": (r"wrote on behind an id that ends a text \(\[2\]\)", lambda one: one | {"token_ids": [8, 2, 9, 9, 9]}),
-    "unknown id": ("said the id 999; the last one of the target's tokenizer is 259", lambda one: one | {"token_ids": [8, 9, 999, 9, 9]}),
+    "unknown id": (
+        "said the id 999; the last one of the target's tokenizer is 259",
+        lambda one: one | {"token_ids": [8, 9, 999, 9, 9]},
+    ),
 }
 
 
@@ -270,8 +278,8 @@ def without_own(laws: list[Any]) -> list[Any]:
     return [law and dict(list(law.items())[1:]) for law in laws]
 
 
-def times(factor: float) -> Callable[[list[Any]], list[Any]]:
-    return lambda laws: [law and {one: {"logprob": entry["logprob"] * factor} for one, entry in law.items()} for law in laws]
+def plus(much: float) -> Callable[[list[Any]], list[Any]]:
+    return lambda laws: [law and {one: {"logprob": entry["logprob"] + much} for one, entry in law.items()} for law in laws]
 
 
 MISHEARD: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
@@ -280,8 +288,8 @@ MISHEARD: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "null": ("the law at position 3 does not hold", lambda laws: [None] * len(laws)),
     "part": ("gives laws for 4 of 7 tokens; start it with --no-enable-prefix-caching", lambda laws: laws[3:]),
     "none": ("gives no prompt_logprobs", lambda laws: None),
-    "logits": ("sum to more than 1: start it with --logprobs-mode raw_logprobs", times(-1.0)),
-    "not numbers": ("sum to more than 1", times(float("nan"))),
+    "logits": ("sum to more than 1: start it with --logprobs-mode raw_logprobs", plus(9.0)),
+    "not numbers": ("sum to more than 1|likeliest were asked", plus(float("nan"))),
     "too few": (r"the law at position 3 holds [34] ids; the 5 likeliest were asked", lambda laws: laws),
 }
 
@@ -302,7 +310,9 @@ def test_laws_that_are_not_the_texts_are_refused(stub: Stub, lie: str) -> None:
 def test_rows_without_room_or_sense_are_named(loaded: Any, stub: Stub) -> None:
     target = served(stub)
     target.check(loaded.tokenizer)
-    with pytest.raises(Unanswered, match="row 1: 500 tokens and 13 more do not fit the 512 of tiny .* --max-model-len 513") as caught:
+    with pytest.raises(
+        Unanswered, match=r"row 1: 500 tokens and 13 more do not fit the 512 of tiny .* --max-model-len 513"
+    ) as caught:
         target.answer([[9] * 500, [9] * 499], Sampling(), 13, [0, 0], [2])
     assert caught.value.done[1] is not None
     with pytest.raises(Unanswered, match="512 tokens and 1 more do not fit"):
@@ -334,7 +344,7 @@ def test_the_key_is_in_one_header_and_nowhere_else(loaded: Any, monkeypatch: pyt
         assert "7f3a" not in str(many.value)
         # A redirect, which the library would follow with the key in hand.
         stub.fault = lambda number, body: Reply(302, {}, {"Location": f"{elsewhere.url}/completions?token=7f3a"})
-        with pytest.raises(Unanswered, match="302: it points to .* not followed, since the key would go along") as moved:
+        with pytest.raises(Unanswered, match=r"302: it points to .* not followed, since the key would go along") as moved:
             target.listen(ROWS[:1], 3)
         assert elsewhere.asked == []
         assert "7f3a" not in str(moved.value)

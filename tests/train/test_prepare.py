@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from runs import draftsmith, kill_when, write_run
+from stub_server import Reply, Stub
 
 from draftsmith.distill.rollout import Answer
 from draftsmith.distill.served import ServedTarget
@@ -14,7 +15,6 @@ from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
-from stub_server import Reply, Stub
 from tiny import plain_greedy
 
 
@@ -110,7 +110,9 @@ def test_a_served_target_answers_as_the_local_one_and_only_what_is_missing_is_as
         stub.fault = lambda number, body: Reply(400, {"message": "no"}) if body["prompt"] in bad else None
         failed: list[str] = []
         for _ in range(2):  # the second call gets no further, and loses nothing
-            with pytest.raises(RuntimeError, match=r"prompt p\d: http://127.*: 400: no.* answers are kept in .*partial; the same") as one:
+            with pytest.raises(
+                RuntimeError, match=r"prompt p\d: http://127.*: 400: no.* answers are kept in .*partial; the same"
+            ) as one:
                 call(stub)
             failed.append(str(one.value))
         kept = sum(len(json.loads(line).get("rows", [])) for line in (tmp_path / "served.jsonl.partial").read_text().splitlines())
