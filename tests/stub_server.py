@@ -46,7 +46,7 @@ class Stub:
         self.max_logprobs, self.context, self.key, self.generation_config = max_logprobs, context, key, generation_config or {}
         self.asked: list[dict[str, Any]] = []  # {path, headers, body} of each request
         self.fault: Callable[[int, dict[str, Any]], Reply | None] = lambda number, body: None
-        self.hold: Callable[[], None] = lambda: None  # called as a completion comes in, outside any lock
+        self.hold: Callable[[], object] = lambda: None  # called as a completion comes in, outside any lock
         self.sent = 0  # bytes of completions
         self._lock = threading.Lock()
         self._server = _Quiet(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": self}))

@@ -79,6 +79,15 @@ def test_a_sampled_answer_hangs_on_its_chat_and_seed(loaded: Any, stub: Stub) ->
     assert said(CHATS, 6) != together
     asked = stub.completions()[0]
     assert (asked["temperature"], asked["top_k"], asked["top_p"]) == (1.0, 50, 0.95)
+    assert len({one["seed"] for one in stub.completions()}) == 2 * len(CHATS)
+
+
+def test_a_text_ends_at_any_of_the_ids_that_end_one(loaded: Any, stub: Stub) -> None:
+    prompt = prompts(loaded)[0]
+    (whole,) = served(stub).answer([prompt], Sampling(), 6, [0], [2])
+    assert not whole.finished
+    end = whole.ids[3]
+    assert served(stub).answer([prompt], Sampling(), 6, [0], [2, end]) == [(whole.ids[: whole.ids.index(end) + 1], True)]
 
 
 def test_the_ids_that_end_a_text_are_those_of_a_loaded_target(folder: str, tmp_path: Path, loaded: Any) -> None:
@@ -137,6 +146,7 @@ def test_what_passes_is_tried_again(loaded: Any, stub: Stub, fault: str) -> None
     assert torch.equal(heard.log_p, wanted[0].log_p)
     assert len(stub.completions()) == 4
     assert all(low <= nap <= 2 * low for nap, low in zip(naps, (0.5, 1, 2), strict=True))
+    assert naps != [1, 2, 4]  # less a random part
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -187,7 +197,7 @@ def test_what_every_row_would_meet_is_met_once(loaded: Any, stub: Stub) -> None:
 
 def test_an_answer_that_takes_too_long(loaded: Any, stub: Stub) -> None:
     wait = threading.Event()
-    stub.hold = lambda: wait.wait(10) and None
+    stub.hold = lambda: wait.wait(10)
     with pytest.raises(Unanswered, match=r"TimeoutError.*the timeout, 0\.05 s: raise it") as caught:
         served(stub, timeout=0.05, retries=0).listen(ROWS[:1], 3)
     wait.set()
@@ -348,6 +358,12 @@ def test_the_key_is_in_one_header_and_nowhere_else(loaded: Any, monkeypatch: pyt
             target.listen(ROWS[:1], 3)
         assert elsewhere.asked == []
         assert "7f3a" not in str(moved.value)
+
+
+def test_no_proxy_stands_before_this_very_machine(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    served(stub, retries=0).listen(ROWS[:1], 3)
 
 
 def test_without_a_key_no_header_is_sent(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

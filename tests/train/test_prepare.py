@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -104,30 +105,28 @@ def test_a_served_target_answers_as_the_local_one_and_only_what_is_missing_is_as
         server = ServedTarget(stub.url, "tiny", concurrency=3, retries=0, sleep=lambda _: None)
         return prepare_served(path, about, recipe.data, prompts, server, recipe.target.model, tokenizer)
 
-    bad = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in (prompts[5].turns[0], "second")]
-    bad[1] = chat_ids(tokenizer, wanted[1]["messages"])  # the second turn of a prompt whose first one is answered
+    # The second turn of a prompt whose first one is answered, and a prompt among others of its batch.
+    ids = {(row["prompt"], row["turn"]): chat_ids(tokenizer, row["messages"]) for row in wanted}
+    bad = {"p0": ids["p0", 1], "p5": ids["p5", 0]}
     with Stub(target, tokenizer) as stub:
-        stub.fault = lambda number, body: Reply(400, {"message": "no"}) if body["prompt"] in bad else None
-        failed: list[str] = []
-        for _ in range(2):  # the second call gets no further, and loses nothing
+        stub.fault = lambda number, body: Reply(400, {"message": "no"}) if body["prompt"] in bad.values() else None
+        for _ in range(2):
             with pytest.raises(
-                RuntimeError, match=r"prompt p\d: http://127.*: 400: no.* answers are kept in .*partial; the same"
+                RuntimeError, match=r"^prompt p\d: http://127.*: 400: no.* answers are kept in .*partial; the same"
             ) as one:
                 call(stub)
-            failed.append(str(one.value))
-        kept = sum(len(json.loads(line).get("rows", [])) for line in (tmp_path / "served.jsonl.partial").read_text().splitlines())
-        assert f" {kept} answers are kept" in failed[1]
-        assert kept > 0
-        stub.fault = lambda number, body: None
-        bad.clear()
-    asked_before = [ids for ids in (one["prompt"] for one in stub.completions()) if not isinstance(ids, str)]
+            lines = (tmp_path / "served.jsonl.partial").read_text().splitlines()
+            kept = sum(len(json.loads(line)["rows"]) for line in lines[1:])
+            assert f" {kept} answers are kept" in str(one.value)
+            del bad[str(one.value)[7:9]]
+        assert not bad
     with Stub(target, tokenizer) as elsewhere:  # where the target is served is not what it is
         assert call(elsewhere) == wanted
-    asked = [ids for ids in (one["prompt"] for one in elsewhere.completions()) if not isinstance(ids, str)]
-    every = [chat_ids(tokenizer, row["messages"]) for row in wanted]
-    assert len(asked) == len({str(ids) for ids in asked})
-    assert {str(ids) for ids in [*asked, *asked_before]} == {str(ids) for ids in every}
-    assert len(asked) + kept == len(wanted)
+    asked = Counter(
+        str(one["prompt"]) for one in stub.completions() + elsewhere.completions() if not isinstance(one["prompt"], str)
+    )
+    again = [("p0", 0), ("p0", 1), ("p5", 0)]
+    assert asked == Counter([str(one) for one in ids.values()] + [str(ids[row]) for row in again])
     assert path.read_bytes() == (tmp_path / "local.jsonl").read_bytes()
     told = path.with_name(path.name + ".json").read_text()
     assert "127.0.0.1" not in told
