@@ -224,6 +224,16 @@ def test_results_come_in_order_however_late(loaded: Any, stub: Stub) -> None:
     assert served(stub).answer([], Sampling(), 6, [], [2]) == []
 
 
+def test_an_interrupt_ends_it_at_once(loaded: Any, stub: Stub) -> None:
+    def interrupted(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        served(stub, concurrency=1).answer(prompts(loaded), Sampling(), 6, [0] * 8, [2], interrupted)
+    time.sleep(0.2)  # long enough for what would have gone on
+    assert len(stub.completions()) <= 3
+
+
 def test_check_passes_a_server_that_can_do_what_is_asked(loaded: Any, stub: Stub) -> None:
     target = served(stub)
     target.check(loaded.tokenizer, k=20)
