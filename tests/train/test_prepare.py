@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from runs import draftsmith, kill_when, write_run
+from stub_server import Reply, Stub
 
+from draftsmith.distill.rollout import Answer
+from draftsmith.distill.served import ServedTarget
 from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
-from draftsmith.train.prepare import identity, manifest, prepare, read_answers
+from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
 from tiny import plain_greedy
 
 
@@ -82,3 +86,70 @@ def test_killed_and_repeated_it_ends_with_the_same_bytes(tmp_path: Path) -> None
     again = draftsmith("prepare", recipe, "--out", killed)
     assert again.returncode == 2
     assert "exists" in again.stderr
+
+
+def test_a_served_target_answers_as_the_local_one_and_only_what_is_missing_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load_recipe(write_run(tmp_path, prompts=10))
+    target, tokenizer = load(recipe.target.model)
+    prompts = read_prompts(recipe.data.prompts)
+    prompts[0] = prompts[0]._replace(turns=["first", "second"])
+    prompts[3] = prompts[3]._replace(history=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    here = manifest(recipe.data, prompts, "t", "local", tokenizer, 0)
+    wanted = prepare(tmp_path / "local.jsonl", here, recipe.data, prompts, target, tokenizer)
+    about = manifest(recipe.data, prompts, "tiny", served_revision("tiny", "v2"), tokenizer, 0)
+    path = tmp_path / "served.jsonl"
+
+    def call(stub: Stub) -> list[dict[str, object]]:
+        server = ServedTarget(stub.url, "tiny", concurrency=3, retries=0, sleep=lambda _: None)
+        return prepare_served(path, about, recipe.data, prompts, server, recipe.target.model, tokenizer)
+
+    # The second turn of a prompt whose first one is answered, and a prompt among others of its batch.
+    ids = {(row["prompt"], row["turn"]): chat_ids(tokenizer, row["messages"]) for row in wanted}
+    bad = {"p0": ids["p0", 1], "p5": ids["p5", 0]}
+    with Stub(target, tokenizer) as stub:
+        stub.fault = lambda number, body: Reply(400, {"message": "no"}) if body["prompt"] in bad.values() else None
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=r"^prompt p\d: http://127.*: 400: no.* answers are kept in .*partial; the same"
+            ) as one:
+                call(stub)
+            lines = (tmp_path / "served.jsonl.partial").read_text().splitlines()
+            kept = sum(len(json.loads(line)["rows"]) for line in lines[1:])
+            assert f" {kept} answers are kept" in str(one.value)
+            del bad[str(one.value)[7:9]]
+        assert not bad
+    with Stub(target, tokenizer) as elsewhere:  # where the target is served is not what it is
+        assert call(elsewhere) == wanted
+    asked = Counter(
+        str(one["prompt"]) for one in stub.completions() + elsewhere.completions() if not isinstance(one["prompt"], str)
+    )
+    again = [("p0", 0), ("p0", 1), ("p5", 0)]
+    assert asked == Counter([str(one) for one in ids.values()] + [str(ids[row]) for row in again])
+    assert path.read_bytes() == (tmp_path / "local.jsonl").read_bytes()
+    told = path.with_name(path.name + ".json").read_text()
+    assert "127.0.0.1" not in told
+    assert json.loads(told) == about | {key: json.loads(told)[key] for key in ("answers", "tokens", "finished", "cut_off")}
+    assert read_answers(path, identity(served_revision("tiny", "v2"), tokenizer)) == wanted
+    with pytest.raises(ValueError, match="revision is served:tiny@v2 there and served:tiny@unknown here"):
+        read_answers(path, identity(served_revision("tiny", None), tokenizer))
+
+
+def test_an_interrupt_in_the_middle_loses_one_batch(tmp_path: Path) -> None:
+    recipe = load_recipe(write_run(tmp_path, prompts=12))  # three batches of four
+    prompts = read_prompts(recipe.data.prompts)
+    about = manifest(recipe.data, prompts, "t", "r", load(recipe.target.model).tokenizer, 0)
+    asked: list[int] = []
+
+    def answerer(chats: list[list[dict[str, str]]]) -> list[Answer]:
+        asked.append(len(chats))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [Answer([7, 2], chat[-1]["content"], True) for chat in chats]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_answers(tmp_path / "a.jsonl", about, recipe.data, prompts, answerer)
+    rows = write_answers(tmp_path / "a.jsonl", about, recipe.data, prompts, answerer)
+    assert asked == [4, 4, 4, 4]
+    assert [row["answer"] for row in rows] == [prompt.turns[-1] for prompt in prompts]
