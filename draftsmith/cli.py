@@ -101,13 +101,18 @@ def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     from draftsmith.recipes import read_prompts
 
     prompts = read_prompts(recipe.data.prompts)  # before a model is loaded
-    from draftsmith.specdec.models import load
+    from draftsmith.specdec.models import load, load_tokenizer
     from draftsmith.specdec.places import revision
-    from draftsmith.train.prepare import manifest, prepare
+    from draftsmith.train.prepare import manifest, prepare, prepare_served, served_revision, served_target
 
     out = chosen.out or recipe.folder / "answers.jsonl"
     if out.exists():
         raise FileExistsError(f"{out} exists; remove it, or give another --out, to answer the prompts anew")
+    if (server := recipe.server) is not None:
+        tokenizer = load_tokenizer(recipe.target.model)
+        about = manifest(recipe.data, prompts, server.model, served_revision(server.model, server.revision), tokenizer, recipe.seed)
+        prepare_served(out, about, recipe.data, prompts, served_target(server), recipe.target.model, tokenizer)
+        return
     target, tokenizer = load(recipe.target.model, recipe.target.dtype)
     about = manifest(recipe.data, prompts, recipe.target.model, revision(recipe.target.model), tokenizer, recipe.seed)
     prepare(out, about, recipe.data, prompts, target, tokenizer)

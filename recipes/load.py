@@ -63,7 +63,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"{path}: is needed"
     message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{path}: {message}, found {error['input']!r}"
+    found = "" if error["loc"][-1] == "url" else f", found {error['input']!r}"  # a url may hold a secret
+    return f"{path}: {message}{found}"
 
 
 def _keys(location: tuple[str | int, ...]) -> list[str]:

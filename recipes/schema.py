@@ -42,6 +42,24 @@ class Target(_Closed):
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
 
 
+class Server(_Closed):
+    """Where the target is served, if it answers from behind an OpenAI-compatible completions endpoint (docs/served.md)."""
+
+    url: str = Field(description="such as http://host:8000/v1; its key goes into the environment, as DRAFTSMITH_API_KEY")
+    model: str = Field(description="the target's name there, as /v1/models gives it")
+    revision: str | None = Field(None, description="what is known of its version; answers and laws are kept apart by it")
+    concurrency: Positive = Field(8, description="requests under way at a time")
+    timeout: Annotated[float, Field(gt=0)] = Field(600.0, description="seconds of silence after which a request is tried again")
+    retries: Annotated[int, Field(ge=0)] = 5
+
+    @field_validator("url")
+    @classmethod
+    def _bare(cls, value: str) -> str:
+        if "@" in value or "?" in value:
+            raise ValueError("it holds a user, a password or a query; give it bare, and its key as DRAFTSMITH_API_KEY")
+        return value
+
+
 class SamplingSettings(_Closed):
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -157,6 +175,7 @@ class Recipe(_Closed):
     seed: int = 0
     runs: str = "runs"
     target: Target
+    server: Server | None = None
     data: Data
     draft: Draft
     train: Train = Train()

@@ -17,7 +17,7 @@ from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, room_for, write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.prompts import read_jsonl
-from draftsmith.recipes.schema import Data
+from draftsmith.recipes.schema import Data, Server
 from draftsmith.specdec import Sampling
 
 Row = dict[str, Any]
@@ -46,6 +46,10 @@ def prepare_served(
     stop = ends(target, tokenizer)
     server.check(tokenizer)
     return write_answers(path, about, data, prompts, lambda chats: answer_served(server, tokenizer, stop, chats, how, most, seed))
+
+
+def served_target(server: Server) -> ServedTarget:
+    return ServedTarget(server.url, server.model, server.concurrency, server.timeout, server.retries)
 
 
 def served_revision(model: str, revision: str | None) -> str:

@@ -24,7 +24,7 @@ from draftsmith.train import checkpoint
 from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
-from draftsmith.train.prepare import identity, manifest, prepare, read_answers
+from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.states import StoredTeacher
 
@@ -46,16 +46,21 @@ def same_run(recipe: Recipe) -> None:
 
 def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
     """The target's answers to the training prompts: those that the recipe names, or made in the run folder."""
-    data = recipe.data
+    data, server = recipe.data, recipe.server
+    if server is not None:
+        revision = served_revision(server.model, server.revision)
     if data.answers is not None:
         return read_answers(find(data.answers), identity(revision, tokenizer))
     prompts = read_prompts(data.prompts)
-    about = manifest(data, prompts, recipe.target.model, revision, tokenizer, recipe.seed)
+    name = recipe.target.model if server is None else server.model
+    about = manifest(data, prompts, name, revision, tokenizer, recipe.seed)
     path = recipe.folder / "answers.jsonl"
     if path.is_file():
         return read_answers(
             path, {what: value for what, value in about.items() if what != "target"}
         )  # its revision tells, not its name
+    if server is not None:
+        return prepare_served(path, about, data, prompts, served_target(server), recipe.target.model, tokenizer)
     return prepare(path, about, data, prompts, target, tokenizer)
 
 
