@@ -65,7 +65,9 @@ def check_packing(model: PreTrainedModel, longest: int) -> None:
             out = body(input_ids=packed, use_cache=False, **asked)
             behind.append(out.last_hidden_state[:, 5:])
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{name} cannot be given a mask and positions ({error}), so its rows cannot share a sequence; do not pack") from error
+        raise ValueError(
+            f"{name} cannot be given a mask and positions ({error}), so its rows cannot share a sequence; do not pack"
+        ) from error
     finally:
         model.train(training)
     slack = SLACK.get(model.dtype, 1e-2) * float(alone.abs().max())

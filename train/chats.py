@@ -66,7 +66,9 @@ def read_chats(path: Path) -> list[Chat]:
             chats.append(chat)
     if wrong:
         more = f"\n  ... and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        raise ValueError(f"{path}: {len(wrong)} of {len(wrong) + len(chats)} records cannot be used:\n  " + "\n  ".join(wrong[:10]) + more)
+        raise ValueError(
+            f"{path}: {len(wrong)} of {len(wrong) + len(chats)} records cannot be used:\n  " + "\n  ".join(wrong[:10]) + more
+        )
     return chats
 
 
@@ -186,5 +188,3 @@ def fingerprint(tokenizer: Any, form: Form, texts: Iterable[str] = ()) -> str:
 
 def _made_text(row: dict[str, str], tokenizer: Any, form: Form) -> dict[str, str]:
     return {"made": json.dumps(made(json.loads(row["chat"]), tokenizer, form))}
-
-

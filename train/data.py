@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     train: list[Example]
     held_out: list[Example]
     left_out: Counter[str]
-    counted: Counter[str] = Counter()
+    counted: Counter[str]
 
 
 def to_rows(
@@ -85,8 +85,11 @@ class Plan:
         self._rows = [example(row, f"row {number}") for number, row in enumerate(rows)]
         self.size, self._seed, self._pack = size, seed, pack
         if pack and (longest := max((len(row.ids) for row in self._rows), default=0)) > pack:
-            raise ValueError(f"rows are packed into sequences of {pack} tokens, and one has {longest}; lower data.max_length to {pack}")
-        self._epoch, self._order = -1, [[0]]
+            raise ValueError(
+                f"rows are packed into sequences of {pack} tokens, and one has {longest}; lower data.max_length to {pack}"
+            )
+        self._epoch = -1
+        self._order: list[list[list[int]]] = []
         an_epoch = -(-len(rows) // size)
         self._ends = list(accumulate(len(self._shuffled(epoch)) if pack else an_epoch for epoch in range(epochs)))
         self.steps = self._ends[-1] if self._ends else 0

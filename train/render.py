@@ -18,7 +18,9 @@ class Turn(NamedTuple):
     said: list[int]
 
 
-def rendered_turns(chat: dict[str, Any], tokenizer: Any, ends: Sequence[int], left_out: Counter[str], counted: Counter[str]) -> list[Turn]:
+def rendered_turns(
+    chat: dict[str, Any], tokenizer: Any, ends: Sequence[int], left_out: Counter[str], counted: Counter[str]
+) -> list[Turn]:
     """Each assistant's turn of `messages` behind the prompt that would have asked for it; ids in `ends` end a turn and belong to it."""
     messages, turns = chat["messages"], []
     for place in (at for at, message in enumerate(messages) if message["role"] == "assistant"):
@@ -54,7 +56,9 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     try:
         return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
     except TemplateError as error:
-        raise ValueError(f"the target's chat template refuses a chat of {', '.join(m['role'] for m in messages)}: {error}") from error
+        raise ValueError(
+            f"the target's chat template refuses a chat of {', '.join(m['role'] for m in messages)}: {error}"
+        ) from error
 
 
 def _says(tokenizer: Any, said: list[int], content: str) -> bool:

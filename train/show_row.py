@@ -23,7 +23,9 @@ def show_row(row: Example, tokenizer: Any, console: Console) -> None:
         page = Text(end="\n")
         for text, scored, special in pieces(row, tokenizer):
             page.append(text, STYLES[scored, special])
-        legend = Text.assemble(("scored", STYLES[True, False]), "  ", ("not scored", STYLES[False, False]), "  ", ("<special>", "reverse"))
+        legend = Text.assemble(
+            ("scored", STYLES[True, False]), "  ", ("not scored", STYLES[False, False]), "  ", ("<special>", "reverse")
+        )
     else:
         page, inside = Text(end="\n"), False
         for text, scored, _ in pieces(row, tokenizer):

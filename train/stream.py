@@ -17,7 +17,7 @@ from draftsmith.train.chats import Made
 from draftsmith.train.data import Plan
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-START = {"epoch": 0, "block": 0, "source": None, "first": 0}
+START: dict[str, Any] = {"epoch": 0, "block": 0, "source": None, "first": 0}
 EDGE = 1 << 16  # bytes at each end of a file that are hashed: all of them would take as long as reading it
 Record = dict[str, Any]
 
@@ -45,7 +45,8 @@ class Stream:
         self.fingerprint = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
         self.left_out: Counter[str] = Counter()  # since this process began to read
         self.counted: Counter[str] = Counter()
-        self.go_to(START)
+        self._place, self._blocks = START, self._read_on(START)
+        self._plan: Plan | None = None
 
     def step(self, number: int) -> Sequence[Example | list[Example]]:
         """The rows of step `number`; one before the block at hand is looked for from the beginning of the files."""
@@ -64,9 +65,7 @@ class Stream:
 
     def go_to(self, state: dict[str, Any]) -> None:
         """Stand where `state` was taken: its block is read anew by the next step."""
-        self._place: dict[str, Any] = state
-        self._plan: Plan | None = None
-        self._blocks = self._read_on(state["epoch"], state["block"], state["source"])
+        self._place, self._blocks, self._plan = state, self._read_on(state), None
 
     def held_out(self, rows: int) -> list[Example]:
         """The first rows of the records held out, `rows` of them or what the files have."""
@@ -78,7 +77,8 @@ class Stream:
                 found += self._read(record).rows
         return found[:rows]
 
-    def _read_on(self, epoch: int, block: int, source: Any) -> Iterator[tuple[dict[str, Any], list[Example]]]:
+    def _read_on(self, state: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[Example]]]:
+        epoch, block, source = state["epoch"], state["block"], state["source"]
         while True:
             data, whole, found = self._source(epoch), source is None, False
             if source is not None:

@@ -15,6 +15,8 @@ from tiny import FAMILIES, noisy, tiny
 
 A, B, C = ([5, 9, 11, 4, 2, 17], 2), ([7, 8, 21, 33, 2], 1), ([3, 3, 20, 21, 22, 23, 24, 2], 6)
 EDITED = ([55, 19, 1, 48, 2, 3], 6)
+# A soft cap on scores is beyond what sdpa does.
+CASES = [(family, how) for family in FAMILIES for how in ("sdpa", "eager") if (family, how) != ("gemma2", "sdpa")]
 
 
 def of_b(packed: Batch) -> Batch:
@@ -25,6 +27,7 @@ def of_b(packed: Batch) -> Batch:
 
 def slopes(objective: DistillDraft, batch: Batch) -> tuple[float, list[Tensor]]:
     objective.trainable.zero_grad()
+    objective.trainable.eval()  # no dropout, which falls otherwise on sequences of another shape
     loss = objective.loss(batch)
     loss.total.backward()
     return loss.total.item(), [one.grad.clone() for one in objective.trainable.parameters() if one.grad is not None]
@@ -34,17 +37,17 @@ def same(ones: list[Tensor], others: list[Tensor], slack: float) -> bool:
     return all(torch.allclose(a, b, atol=slack, rtol=slack) for a, b in zip(ones, others, strict=True))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention"), CASES)
 def test_editing_one_row_leaves_another_alone(family: str, attention: str) -> None:
     target = tiny(family)
     target.set_attn_implementation(attention)
     check_packing(target, 16)
+    drafts = CutDraft(target, [0, 2]), WholeDraft(noisy(target, 0.3))
     teacher = LiveTeacher(target)
     before, after = (of_b(collate([[one, B, C]])) for one in (A, EDITED))
     assert float((teacher.hidden(before) - teacher.hidden(after)).abs().max()) < 1e-6
-    for draft in (CutDraft(target, [0, 2]), WholeDraft(noisy(target, 0.3))):
-        objective = DistillDraft(draft, teacher)
+    for draft in drafts:
+        objective = DistillDraft(draft.eval(), teacher)
         features = [draft(*draft.inputs(one)) for one in (before, after)]
         assert torch.allclose(*features, atol=1e-6), type(draft)
         total, found = slopes(objective, before)
@@ -53,8 +56,7 @@ def test_editing_one_row_leaves_another_alone(family: str, attention: str) -> No
         assert same(found, others, 1e-6)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention"), CASES)
 def test_packed_rows_are_worth_what_padded_ones_are(family: str, attention: str) -> None:
     target = tiny(family)
     target.set_attn_implementation(attention)

@@ -14,9 +14,7 @@ from draftsmith.train.chats import Form, all_made, fingerprint, made, of_answers
 from draftsmith.train.data import to_rows
 from tiny import tiny_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
-)
+CHATML = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 # As Qwen3's: thoughts leave the history, and a last answer without any gets an empty one.
 THINKS = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
@@ -116,7 +114,7 @@ def test_rows_are_joined_only_where_they_fit_and_what_does_not_is_left_out_and_c
     tokenizer = speaks(CHATML)
     whole = made(talk(), tokenizer, Form(500)).rows[0]
     first = made(talk(TALK[:3]), tokenizer, Form(500)).rows[0]
-    rows, left_out, counted = made(talk(), tokenizer, Form(len(whole.ids) - 1))
+    rows, left_out, _ = made(talk(), tokenizer, Form(len(whole.ids) - 1))
     assert rows == [first]
     assert left_out == {"longer than max_length": 1}
     assert made(talk(), tokenizer, Form(len(whole.ids))).rows == [whole]
@@ -184,7 +182,10 @@ def test_workers_change_neither_rows_nor_their_order_and_what_was_kept_is_kept_u
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, form = speaks(CHATML), Form(500)
-    chats = [talk([TALK[1], {"role": "assistant", "content": f"number {one}"}] if one % 3 else TALK[:1], key=str(one)) for one in range(7)]
+    chats = [
+        talk([TALK[1], {"role": "assistant", "content": f"number {one}"}] if one % 3 else TALK[:1], key=str(one))
+        for one in range(7)
+    ]
     alone = list(all_made(chats, tokenizer, form))
     assert [len(one.rows) for one in alone] == [0, 1, 1, 0, 1, 1, 0]
     for workers in (2, 3):
@@ -203,7 +204,7 @@ def test_workers_change_neither_rows_nor_their_order_and_what_was_kept_is_kept_u
 
 
 def test_files_of_chats_are_read_whole_or_their_broken_records_named(tmp_path: Path) -> None:
-    records = [{"id": "x", "messages": TALK}, {"messages": TALK[:3], "finish_reason": "length"}]
+    records = [{"id": "x", "messages": TALK, "finish_reason": None}, {"id": None, "messages": TALK[:3], "finish_reason": "length"}]
     lines, table = tmp_path / "chats.jsonl", tmp_path / "chats.parquet"
     lines.write_text("".join(json.dumps(one) + "\n" for one in records))
     from datasets import Dataset
@@ -212,5 +213,7 @@ def test_files_of_chats_are_read_whole_or_their_broken_records_named(tmp_path: P
     wanted = [{"key": "x", "messages": TALK, "finished": True}, {"key": "2", "messages": TALK[:3], "finished": False}]
     assert read_chats(lines) == read_chats(table) == wanted
     lines.write_text(json.dumps({"messages": [{"role": "user", "content": None}]}) + "\n" + json.dumps({"text": "x"}) + "\n")
-    with pytest.raises(ValueError, match=r"2 of 2 records cannot be used:\n  record 1: messages must be.*\n  record 2: .*found text"):
+    with pytest.raises(
+        ValueError, match=r"2 of 2 records cannot be used:\n  record 1: messages must be.*\n  record 2: .*found text"
+    ):
         read_chats(lines)

@@ -68,7 +68,9 @@ def test_steps_of_like_length_waste_little() -> None:
         return sum(max(len(row.ids) for row in step) * len(step) - sum(len(row.ids) for row in step) for step in steps)
 
     plan = Plan(ROWS, 4, 1, 1)
-    assert 4 * padding([plan.step(number) for number in range(plan.steps)]) < padding([ROWS[at : at + 4] for at in range(0, 200, 4)])
+    assert 4 * padding([plan.step(number) for number in range(plan.steps)]) < padding(
+        [ROWS[at : at + 4] for at in range(0, 200, 4)]
+    )
 
 
 @pytest.mark.parametrize("pack", [0, 24])

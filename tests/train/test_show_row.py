@@ -32,7 +32,7 @@ def test_a_pipe_gets_scored_text_between_markers_and_the_counts() -> None:
         "<s>u:hi [/bold] \\x1b[31m</s><s>a:[[hé th</s>]]<s>u:end</s><s>a:[[ok",
         "bye</s>]]",
         "scored text stands between [[ and ]]",
-        "45 tokens, 13 of them scored in 2 spans; it ends with '</s>'",
+        "46 tokens, 13 of them scored in 2 spans; it ends with '</s>'",
     ]
 
 
