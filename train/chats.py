@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,16 @@ def made(chat: Chat, tokenizer: Any, form: Form) -> Made:
     if not form.own_words:
         counted["scored tokens that are not the target's own words"] += sum(row.scored for row in fitting)
     return Made(fitting, +left_out, +counted)
+
+
+def reader(tokenizer: Any, form: Form) -> Callable[[dict[str, Any]], Made]:
+    """`made` for one record of a file at a time, as a stream has them: a chat, or one answer of `draftsmith prepare`."""
+
+    def read(record: dict[str, Any]) -> Made:
+        chat = {"turns": [record]} if record.get("answer_ids") is not None else chat_of(record, "")
+        return Made([], Counter({f"broken record: {chat}": 1}), Counter()) if isinstance(chat, str) else made(chat, tokenizer, form)
+
+    return read
 
 
 def joined(turns: list[Turn], longest: int) -> tuple[list[Example], int]:

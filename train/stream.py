@@ -111,7 +111,9 @@ class Stream:
         return load_dataset(self._kind, data_files=files, split="train", streaming=True)
 
     def _is_held(self, record: Record) -> bool:
-        said = json.dumps(record, sort_keys=True, default=str).encode()
+        # What several records of one chat share, so that a prompt is never on both sides.
+        told = record.get("prompt") or record.get("messages") or record
+        said = json.dumps(told, sort_keys=True, default=str).encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=7).digest(), "big") < self._share * (1 << 56)
 
 

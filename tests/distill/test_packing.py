@@ -102,6 +102,18 @@ def test_families_that_cannot_keep_rows_apart_are_refused_by_name(make: Any, nam
         check_packing(make().eval(), 16)
 
 
+def test_a_family_that_does_not_take_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    forward = model.transformer.forward
+
+    def counts_by_itself(**asked: Any) -> Any:
+        return forward(**{name: value for name, value in asked.items() if name != "position_ids"})
+
+    monkeypatch.setattr(model.transformer, "forward", counts_by_itself)
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel lets a text .* depend on where it stands"):
+        check_packing(model, 16)
+
+
 def test_windows_that_rows_outgrow_and_attention_without_a_mask_are_refused() -> None:
     check_packing(tiny("gemma2"), 512)
     with pytest.raises(ValueError, match=r"Gemma2ForCausalLM attends to windows of 512 tokens.*up to 513"):

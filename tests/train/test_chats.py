@@ -75,6 +75,10 @@ def test_thoughts_that_a_template_drops_or_puts_are_not_learned() -> None:
     assert "<think>" not in tokenizer.decode(rows[1].ids[: rows[1].spans[0][0] - 20])
     assert counted["turns that the template opens with words of its own, which are not scored"] == 2
     assert counted["turns in a row of their own, for the template renders history otherwise than it was said"] == 1
+    for word in ("Zebra", "0 of them"):
+        assert scored(made(talk([TALK[1], {"role": "assistant", "content": word}]), tokenizer, Form(500)).rows, tokenizer) == [
+            [word + "</s>"]
+        ]
     thought = talk([*TALK[:2], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nhello"}, *TALK[3:]])
     assert scored(made(thought, tokenizer, Form(500)).rows, tokenizer)[0] == ["<think>\nhm\n</think>\n\nhello</s>"]
 

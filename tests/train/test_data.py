@@ -11,9 +11,10 @@ import pytest
 
 from draftsmith.distill import Batch
 from draftsmith.distill.batch import Example
-from draftsmith.train.chats import Made
+from draftsmith.train.chats import Form, Made, reader
 from draftsmith.train.data import Plan, micro_batches
 from draftsmith.train.stream import Stream
+from tiny import tiny_tokenizer
 
 ROWS = [Example([i, *range(3, 4 + i % 13)], ((1, 2),)) for i in range(3000, 3203)]
 
@@ -158,6 +159,34 @@ def test_a_stream_keeps_records_back_and_counts_what_it_leaves_out(tmp_path: Pat
     assert [row.ids[0] for row in stream.held_out(3)] == [row.ids[0] for row in stream.held_out(1000)][:3]
     assert stream.left_out["every eleventh"] > 0
     assert stream.counted["read"] > 0
+
+
+def test_a_stream_reads_chats_and_answers_and_keeps_a_prompt_on_one_side(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    path, form = tmp_path / "a.jsonl", Form(500)
+    path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (talk, talk[:1], [])))
+    stream = Stream([path], reader(tokenizer, form), 4, 9, 1)
+    (row,) = stream.step(0)
+    assert isinstance(row, Example)
+    assert tokenizer.decode(row.answers) == "yo</s>"
+    assert stream.left_out == {"chat without an assistant's turn": 2}
+    path.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({"text": "y", "messages": talk}) + "\n")
+    stream = Stream([path], reader(tokenizer, form), 4, 9, 1)
+    assert len(stream.step(0)) == 1
+    ((why, count),) = stream.left_out.items()
+    assert count == 1
+    assert why.startswith("broken record: messages must be")
+    answers = [
+        {"prompt": f"p{i % 20}", "messages": [{**talk[0], "content": str(i % 20)}], "answer_ids": [70, i + 80, 2]}
+        for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in answers))
+    stream = Stream([path], reader(tokenizer, form), 60, 9, 1, held_out=0.3)
+    held, given = ({one.ids[-2] % 20 for one in rows} for rows in (stream.held_out(100), stream.step(0)))  # type: ignore[union-attr]
+    assert held
+    assert given
+    assert not held & given
 
 
 def test_a_stream_is_told_apart_by_its_files_and_settings_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
