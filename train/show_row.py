@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from draftsmith.distill.batch import Example
+from draftsmith.train.chats import Form, made, of_answers
 
 STYLES = {(False, False): "dim", (False, True): "dim reverse", (True, False): "bold green", (True, True): "bold green reverse"}
 OPEN, CLOSE = "[[", "]]"  # around what is scored, where there are no colours
+
+
+def show_rows(records: list[dict[str, Any]], tokenizer: Any, form: Form, most: int) -> None:
+    """Print the first `most` rows that `to_rows` would make of these answers or chats."""
+    chats = of_answers(records) if records and "answer_ids" in records[0] else records
+    for row in islice((row for chat in chats for row in made(chat, tokenizer, form).rows), most):
+        show_row(row, tokenizer, Console(highlight=False))
 
 
 def show_row(row: Example, tokenizer: Any, console: Console) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from draftsmith.distill.batch import Example
 from draftsmith.train.chats import Form, made
-from draftsmith.train.show_row import pieces, show_row
+from draftsmith.train.show_row import pieces, show_row, show_rows
 from tiny import tiny_tokenizer
 
 TALK = [
@@ -53,3 +54,14 @@ def test_a_row_of_which_nothing_is_learned_says_so() -> None:
     console = Console(file=io.StringIO())
     show_row(Example([70, 71], ()), tiny_tokenizer(), console)
     assert "2 tokens, 0 of them scored in 0 spans; nothing is learned from it" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_first_rows_of_answers_or_chats_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    chats = [{"key": str(one), "messages": TALK, "finished": True} for one in range(3)]
+    answers = [
+        {"prompt": "p", "messages": TALK[:1], "answer_ids": [80, 2]},
+        {"prompt": "r", "messages": TALK[:1], "answer_ids": [81, 2]},
+    ]
+    for records, most, wanted in ((chats, 2, 2), (answers, 1, 1), (answers, 9, 2), (chats, 0, 0)):
+        show_rows(records, tiny_tokenizer(), Form(500), most)
+        assert capsys.readouterr().out.count("of them scored") == wanted
