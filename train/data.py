@@ -65,7 +65,9 @@ class Order(Protocol):
 
     size: int  # rows, or sequences of packed rows, a step on all processes together: not another one when their number changes
     steps: int
-    fingerprint: str
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def step(self, number: int) -> Sequence[Example | list[Example]]:
         """What step `number`, counted from 0, sees: rows, or lists of rows that share a sequence."""
