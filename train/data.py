@@ -35,6 +35,7 @@ def to_rows(
     """Rows of `draftsmith prepare`'s answers (the very ids that the target said, EOS included where it came), or of `read_chats`.
 
     Rows come in an order shuffled by `seed`, so that the first of them are a fair sample; `most` keeps that many (0: all).
+    `form` says more than `max_length`, and is taken in its place.
     """
     chats: list[Chat] = of_answers(answers) if answers and "answer_ids" in answers[0] else answers
     prompts = sorted({chat["key"] for chat in chats})
