@@ -17,6 +17,7 @@ from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.head import Head, check_head, last_hidden
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
+from draftsmith.distill.packing import apart
 from draftsmith.distill.teacher import LiveTeacher, Teacher
 from draftsmith.specdec.models import blocks, pick
 from draftsmith.specdec.places import quiet
@@ -89,18 +90,19 @@ class CutDraft(nn.Module):
         object.__setattr__(self, "head", Head(target))
         self.body.set_input_embeddings(nn.Identity())
 
-    def forward(self, embedded: Tensor, scored: Tensor) -> Tensor:
+    def forward(self, embedded: Tensor, scored: Tensor, documents: Tensor | None = None) -> Tensor:
         """Embedded tokens [B, T, H] -> hidden states at the scored positions, in the target's space: [N, H]."""
-        return self.map(self.features(embedded, scored))
+        return self.map(self.features(embedded, scored, documents))
 
-    def features(self, embedded: Tensor, scored: Tensor) -> Tensor:
+    def features(self, embedded: Tensor, scored: Tensor, documents: Tensor | None = None) -> Tensor:
         """The same before the map: [N, H]."""
-        return self.body(inputs_embeds=embedded, use_cache=False).last_hidden_state[scored]
+        asked = apart(documents, self.body.config, embedded.dtype)
+        return self.body(inputs_embeds=embedded, use_cache=False, **asked).last_hidden_state[scored]
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         with torch.no_grad():
             embedding: Any = self.target.get_input_embeddings()
-            return embedding(batch.ids), batch.scored
+            return embedding(batch.ids), batch.scored, batch.documents
 
     @torch.no_grad()
     def whole(self) -> PreTrainedModel:
@@ -128,11 +130,11 @@ class WholeDraft(nn.Module):
         object.__setattr__(self, "head", Head(model))
         check_head(model, self.head)
 
-    def forward(self, ids: Tensor, scored: Tensor) -> Tensor:
-        return last_hidden(self.model, ids)[scored]
+    def forward(self, ids: Tensor, scored: Tensor, documents: Tensor | None = None) -> Tensor:
+        return last_hidden(self.model, ids, documents)[scored]
 
-    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return batch.ids, batch.scored
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        return batch.ids, batch.scored, batch.documents
 
     def whole(self) -> PreTrainedModel:
         return self.model

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftsmith.distill.packing import apart
 from draftsmith.specdec.models import output_rows
 
 Logits = Callable[[Tensor], Tensor]
@@ -47,6 +48,10 @@ def check_head(model: PreTrainedModel, head: Logits) -> None:
             )
 
 
-def last_hidden(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The normed hidden states that the head reads: ids [B, T] padded on the right -> [B, T, H]. No logits are made."""
-    return getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+def last_hidden(model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+    """The normed hidden states that the head reads: ids [B, T] padded on the right -> [B, T, H]. No logits are made.
+
+    `documents` [B, T] are those of the batch, where rows share a sequence.
+    """
+    body: Any = getattr(model, model.base_model_prefix)
+    return body(input_ids=ids, use_cache=False, **apart(documents, model.config, model.dtype)).last_hidden_state

@@ -40,7 +40,8 @@ class LiveTeacher:
 
     @torch.no_grad()
     def hidden(self, batch: Batch) -> Tensor:
-        return last_hidden(self.target, batch.ids.to(self.target.device))[batch.scored.to(self.target.device)]
+        batch = batch.to(self.target.device)
+        return last_hidden(self.target, batch.ids, batch.documents)[batch.scored]
 
     def signal(self, batch: Batch) -> Dense:
         return Dense(self.hidden(batch), self.head)

@@ -34,7 +34,7 @@ class Log:
 
 
 def banner(rows: Rows, plan: Plan, start: int, accelerator: Accelerator, folder: Path) -> None:
-    scored = sum(len(ids) - prompt for ids, prompt in rows.train)
+    scored = sum(row.scored for row in rows.train)
     left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
     print(
         f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
@@ -58,5 +58,5 @@ def environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: R
         "versions": {name: metadata.version(name) for name in packages},
         "trainable_parameters": sum(one.numel() for one in draft.parameters()),
         "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
-        "scored_tokens": sum(len(ids) - prompt for ids, prompt in rows.train),
+        "scored_tokens": sum(row.scored for row in rows.train), "counted": rows.counted,
     }  # fmt: skip

@@ -162,7 +162,7 @@ def _start(
     some, tokens = [], 0
     for row in rows.train:
         some.append(row)
-        tokens += len(row[0]) - row[1]
+        tokens += row.scored
         if tokens >= recipe.draft.warm_start_tokens:
             break
     progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
@@ -177,7 +177,7 @@ def _start(
 
 def _support(rows: Rows) -> torch.Tensor:
     """The ids that the answers hold, sorted: [S]."""
-    return torch.tensor(sorted({token for ids, prompt in rows.train for token in ids[prompt:]}))
+    return torch.tensor(sorted({token for row in rows.train for token in row.answers}))
 
 
 def _bytes(draft: CutDraft) -> int:

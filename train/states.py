@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.distill import Batch, LiveTeacher, collate
+from draftsmith.distill.batch import Row, example
 from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
-from draftsmith.train.data import Example
 
 ROWS_A_SHARD = 16
 
@@ -30,18 +31,16 @@ class StoredTeacher:
     states are the same bits whether or not the making was interrupted. Processes share the making.
     """
 
-    def __init__(self, teacher: LiveTeacher, folder: Path, rows: list[Example], revision: str, accelerator: Accelerator) -> None:
+    def __init__(self, teacher: LiveTeacher, folder: Path, rows: Sequence[Row], revision: str, accelerator: Accelerator) -> None:
         self.head, self.rows = teacher.head, teacher.rows
         self._teacher = teacher
         self._where: dict[bytes, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
         width = teacher.head.linear.weight.shape[1]
-        ordered = sorted(rows, key=lambda row: (len(row[0]), row))
+        ordered = sorted((example(row) for row in rows), key=lambda row: (len(row.ids), row))
         shards = [ordered[start : start + ROWS_A_SHARD] for start in range(0, len(ordered), ROWS_A_SHARD)]
-        tokens = sum(len(ids) - prompt for ids, prompt in rows)
-        missing = sum(
-            len(ids) - prompt for at, shard in enumerate(shards) if not _path(folder, at).is_file() for ids, prompt in shard
-        )
+        tokens = sum(row.scored for row in ordered)
+        missing = sum(row.scored for at, shard in enumerate(shards) if not _path(folder, at).is_file() for row in shard)
         if accelerator.is_main_process:
             room_for(folder, missing * width * 4, folder)
         accelerator.wait_for_everyone()
@@ -54,9 +53,10 @@ class StoredTeacher:
                 self._make(path, about, shard)
                 progress.at(number + 1)
             at = 0
-            for ids, prompt in shard:
-                self._where[_key(torch.tensor(ids), len(ids) - prompt)] = (path, at, at + len(ids) - prompt)
-                at += len(ids) - prompt
+            for row in shard:
+                ((ids, scored),) = collate([row]).rows()
+                self._where[_key(ids, scored)] = (path, at, at + row.scored)
+                at += row.scored
         accelerator.wait_for_everyone()
         progress.done(f"{tokens} tokens, {tokens * width * 4 / 1e6:.0f} MB in {folder}")
 
@@ -64,10 +64,10 @@ class StoredTeacher:
         """[N, H] as the live target would say it; a batch of rows that are not stored is asked live."""
         device = batch.ids.device
         places = []
-        for ids, real, scored in zip(batch.ids.cpu(), batch.real.cpu(), batch.scored.cpu(), strict=True):
-            if not int(scored.sum()):
+        for ids, scored in batch.to(torch.device("cpu")).rows():
+            if not bool(scored.any()):
                 continue
-            place = self._where.get(_key(ids[real], int(scored.sum())))
+            place = self._where.get(_key(ids, scored))
             if place is None:
                 return self._teacher.hidden(batch)
             places.append(place)
@@ -83,7 +83,7 @@ class StoredTeacher:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path].get_slice("states")
 
-    def _make(self, path: Path, about: dict[str, str], shard: list[Example]) -> None:
+    def _make(self, path: Path, about: dict[str, str], shard: Sequence[Row]) -> None:
         if path.is_file():
             try:
                 with safe_open(path, framework="pt") as found:
@@ -103,5 +103,5 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"states-{number:05}.safetensors"
 
 
-def _key(ids: Tensor, scored: int) -> bytes:
-    return hashlib.blake2b(ids.numpy().tobytes() + scored.to_bytes(4, "big"), digest_size=16).digest()
+def _key(ids: Tensor, scored: Tensor) -> bytes:
+    return hashlib.blake2b(ids.numpy().tobytes() + scored.numpy().tobytes(), digest_size=16).digest()

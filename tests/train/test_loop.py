@@ -87,8 +87,8 @@ def test_rows_keep_the_very_ids_and_whole_prompts_are_held_out() -> None:
     rows = to_rows(answers, tokenizer, max_length=48, held_out=0.2, seed=0)
     assert rows.left_out["empty answer"] == 2
     assert rows.left_out["longer than max_length"] > 0
-    assert all(ids[prompt:] == [65, 66, 2] for ids, prompt in rows.train)
-    assert tokenizer.decode(rows.train[0][0][: rows.train[0][1]]).endswith("</s><s>a:")
+    assert all(row.answers == [65, 66, 2] for row in rows.train)
+    assert tokenizer.decode(rows.train[0].ids[: rows.train[0].spans[0][0]]).endswith("</s><s>a:")
     assert not {tuple(ids) for ids, _ in rows.train} & {tuple(ids) for ids, _ in rows.held_out}
     with pytest.raises(ValueError, match="rows to train on"):
         to_rows(answers, tokenizer, max_length=5, held_out=0.2, seed=0)

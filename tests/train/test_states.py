@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.distill.batch import Example, example
 from draftsmith.train.states import StoredTeacher
 from tiny import tiny
 
@@ -77,3 +78,17 @@ def test_a_support_changes_the_loss_and_never_the_figures() -> None:
     assert abs(float(same.total.detach())) < 1e-4, "equal laws are equal on any support"
     with pytest.raises(ValueError, match="head is frozen"):
         DistillDraft(tiny(seed=1), target, support=support)
+
+
+def test_rows_of_many_turns_and_rows_that_share_a_sequence_are_found(tmp_path: Path) -> None:
+    live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
+    ids = list(range(10, 22))
+    rows = [Example(ids, ((2, 4), (8, 12))), Example(ids, ((3, 5), (8, 12))), ([5, 9, 11, 4, 2], 3), Example([7, 8], ())]
+    stored = StoredTeacher(live, tmp_path / "teacher", rows, "r", accelerator)
+    for some in (rows, [[rows[2], rows[1], rows[3]], [rows[0], rows[2]]]):
+        batch = collate(some)
+        wanted = live.hidden(batch)
+        assert len(wanted) == sum(row.scored for one in some for row in map(example, one if isinstance(one, list) else [one]))
+        live_only, live.hidden = live.hidden, None  # type: ignore[method-assign, assignment]
+        assert torch.allclose(stored.hidden(batch), wanted, atol=1e-5)
+        live.hidden = live_only  # type: ignore[method-assign]
