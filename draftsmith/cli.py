@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prepare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="where the answers go (default: answers.jsonl in the run folder)")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N rows with what of them is scored")
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
@@ -99,23 +100,39 @@ def _validate(recipe: Recipe, chosen: argparse.Namespace) -> None:
 
 def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     from draftsmith.recipes import read_prompts
+    from draftsmith.recipes.paths import find
 
-    prompts = read_prompts(recipe.data.prompts)  # before a model is loaded
+    chats = recipe.data.format == "messages"
+    prompts = [] if chats else read_prompts(recipe.data.prompts)  # before a model is loaded
     from draftsmith.specdec.models import load, load_tokenizer
     from draftsmith.specdec.places import revision
-    from draftsmith.train.prepare import manifest, prepare, prepare_served, served_revision, served_target
+    from draftsmith.train.chats import read_chats
+    from draftsmith.train.prepare import manifest, prepare, prepare_served, read_answers, served_revision, served_target
+    from draftsmith.train.run import form
+    from draftsmith.train.show_row import show_rows
 
     out = chosen.out or recipe.folder / "answers.jsonl"
-    if out.exists():
+    if chats and not chosen.show:
+        raise ValueError(
+            "data.format is messages: these chats hold their answers already; --show 1 prints one as it will be learned"
+        )
+    if not chats and out.exists() and not chosen.show:
         raise FileExistsError(f"{out} exists; remove it, or give another --out, to answer the prompts anew")
-    if (server := recipe.server) is not None:
+    if (server := recipe.server) is not None and not chats and not out.exists():
         tokenizer = load_tokenizer(recipe.target.model)
         about = manifest(recipe.data, prompts, server.model, served_revision(server.model, server.revision), tokenizer, recipe.seed)
         prepare_served(out, about, recipe.data, prompts, served_target(server), recipe.target.model, tokenizer)
         return
     target, tokenizer = load(recipe.target.model, recipe.target.dtype)
-    about = manifest(recipe.data, prompts, recipe.target.model, revision(recipe.target.model), tokenizer, recipe.seed)
-    prepare(out, about, recipe.data, prompts, target, tokenizer)
+    if chats:
+        rows = read_chats(find(recipe.data.prompts))
+    else:
+        about = manifest(recipe.data, prompts, recipe.target.model, revision(recipe.target.model), tokenizer, recipe.seed)
+        if out.exists():
+            rows = read_answers(out, {what: value for what, value in about.items() if what != "target"})
+        else:
+            rows = prepare(out, about, recipe.data, prompts, target, tokenizer)
+    show_rows(rows, tokenizer, form(recipe, target, tokenizer), chosen.show)
 
 
 def _train(recipe: Recipe, chosen: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from draftsmith.recipes.runs import NAMED
 
@@ -76,9 +76,38 @@ class Data(_Closed):
     max_new_tokens: Positive = 192
     batch_size: Positive = Field(24, description="prompts answered together")
     sampling: SamplingSettings = SamplingSettings()
-    max_length: Positive = Field(1024, description="longer rows are left out and counted, never cut")
+    format: Literal["prompts", "messages"] = Field(
+        "prompts", description="messages: `prompts` holds whole chats (JSONL or parquet), whose assistant's turns are learned"
+    )
+    words: Literal["target", "others"] | None = Field(
+        None, description="who said these turns; what others said is counted in the report. Needed with format: messages"
+    )
+    max_length: Positive = Field(1024, description="tokens of a row")
+    long: Literal["leave_out", "split"] = Field(
+        "leave_out", description="longer rows are left out and counted, or split so that each scored token is scored once"
+    )
+    pack: Annotated[int, Field(ge=0)] = Field(
+        0, description="tokens of a sequence that rows share, unseen by each other; 0: none do"
+    )
+    workers: Positive = Field(1, description="processes that make rows of chats; with several the rows are kept in the run folder")
+    stream: Annotated[int, Field(ge=0)] = Field(
+        0, description="records of a file (or a folder of files) in memory at a time, for train.steps steps; 0 reads all of them"
+    )
     rows: Annotated[int, Field(ge=0)] = Field(0, description="answers to train on, drawn by the seed; 0 takes all")
     held_out: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="share of the rows kept for held-out acceptance")
+
+    @model_validator(mode="after")
+    def _told(self) -> Data:
+        if (self.format == "messages") != (self.words is not None):
+            raise ValueError(
+                "words says whose chats `format: messages` reads: target, or others (a draft learns best what its target says: "
+                "leave both out, and `draftsmith prepare` lets it answer)"
+            )
+        if self.format == "messages" and self.answers is not None:
+            raise ValueError("answers belong to prompts; with format: messages the chats hold what is learned")
+        if self.pack and self.pack < self.max_length:
+            raise ValueError(f"rows of up to max_length ({self.max_length}) tokens do not fit sequences of pack ({self.pack})")
+        return self
 
 
 class Draft(_Closed):
@@ -94,6 +123,7 @@ class Draft(_Closed):
 
 class Train(_Closed):
     epochs: Positive = 1
+    steps: Annotated[int, Field(ge=0)] = Field(0, description="of a stream (data.stream), which knows no epochs")
     batch_size: Positive = Field(8, description="rows a step on each process")
     accumulate: Positive = Field(1, description="micro-batches a step")
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
@@ -181,6 +211,16 @@ class Recipe(_Closed):
     train: Train = Train()
     eval: Eval
     export: Export = Export()
+
+    @model_validator(mode="after")
+    def _streams(self) -> Recipe:
+        if bool(self.data.stream) != bool(self.train.steps):
+            raise ValueError("data.stream and train.steps go together: a stream is as long as it is told")
+        if self.data.stream and self.data.format != "messages":
+            raise ValueError("a stream reads whole chats: it needs data.format messages")
+        if self.data.stream and (self.train.teacher == "stored" or self.train.support == "answers"):
+            raise ValueError("a stream's rows are never all at hand: it needs train.teacher live and train.support all")
+        return self
 
     @property
     def folder(self) -> Path:

@@ -28,7 +28,7 @@ def save(
 ) -> Path:
     """Write `folder`/step-N beside its name and rename it; then point `best` and drop all but the last `keep` and the best.
 
-    `plan` says what the steps are of (rows, processes); a run that goes on must have the same.
+    `plan` says what the steps are of (rows, how many a step); a run that goes on must have the same.
     """
     place = folder / f"step-{step}"
     main = accelerator.is_main_process
@@ -44,6 +44,12 @@ def save(
     if main:
         _tidy(folder, keep)
     return place
+
+
+def size(folder: Path) -> int:
+    """Rows a step of the run in `folder`, which a run keeps whatever the number of processes; 0 before its first checkpoint."""
+    done = runs.steps(folder)
+    return int(runs.state(done[-1])["plan"]["size"]) if done else 0
 
 
 def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: int) -> int:

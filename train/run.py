@@ -11,24 +11,30 @@ import yaml
 from accelerate import Accelerator
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.distill.batch import Example
 from draftsmith.distill.draft import Origin, check_layers
+from draftsmith.distill.packing import check_packing
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, whole_folder, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.progress import Progress
-from draftsmith.specdec.models import load
+from draftsmith.specdec.models import eos_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
-from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
+from draftsmith.train.chats import Form, fingerprint, read_chats, reader
+from draftsmith.train.data import Order, Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.states import StoredTeacher
+from draftsmith.train.stream import BUILDERS, Stream
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
+
+HELD_OUT = 512  # rows of a stream that are kept back to judge by
 
 
 def same_run(recipe: Recipe) -> None:
@@ -64,10 +70,42 @@ def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[
     return prepare(path, about, data, prompts, target, tokenizer)
 
 
+def form(recipe: Recipe, target: Any, tokenizer: Any) -> Form:
+    """How the recipe wants its rows made."""
+    data = recipe.data
+    return Form(data.max_length, data.long, tuple(eos_ids(target, tokenizer)), data.words != "others")
+
+
+def ordered(recipe: Recipe, target: Any, tokenizer: Any, name: str, size: int) -> tuple[Rows, Order]:
+    """The recipe's rows and the order in which steps of `size` see them; of a stream, the rows that a warm start takes."""
+    data, settings, how = recipe.data, recipe.train, form(recipe, target, tokenizer)
+    if not data.stream:
+        chats = read_chats(find(data.prompts)) if data.format == "messages" else answers(recipe, target, tokenizer, name)
+        rows = to_rows(
+            chats, tokenizer, data.max_length, data.held_out, recipe.seed, data.rows, how, data.workers, recipe.folder / "rows"
+        )
+        return rows, Plan(rows.train, size, settings.epochs, recipe.seed, data.pack)
+    place = find(data.prompts)
+    files = sorted(one for one in place.iterdir() if one.suffix in BUILDERS) if place.is_dir() else [place]
+    stream = Stream(
+        files, reader(tokenizer, how), size, settings.steps, recipe.seed, block=data.stream, pack=data.pack, held_out=data.held_out,
+        of=fingerprint(tokenizer, how),
+    )  # fmt: skip
+    first: list[Example] = []
+    for number in range(settings.steps):
+        if sum(row.scored for row in first) >= recipe.draft.warm_start_tokens:
+            break
+        first += [row for one in stream.step(number) for row in (one if isinstance(one, list) else [one])]
+    held_out = stream.held_out(HELD_OUT)
+    if not held_out:
+        raise ValueError(f"{place} holds no row to keep back; raise data.held_out ({data.held_out})")
+    return Rows(first, held_out, stream.left_out, stream.counted), stream
+
+
 def run_training(recipe: Recipe) -> Path:
     """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
-    if recipe.data.answers is not None:
-        find(recipe.data.answers)
+    if recipe.data.answers is not None or recipe.data.format == "messages":
+        find(recipe.data.answers or recipe.data.prompts)
     else:
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
     if recipe.train.threads:
@@ -88,13 +126,17 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     if accelerator.is_main_process:
         write_whole(folder / "recipe.yaml", recipe.dump())
     with accelerator.main_process_first():
-        rows = to_rows(answers(recipe, target, tokenizer, name), tokenizer, data.max_length, data.held_out, recipe.seed, data.rows)
-    plan = Plan(rows.train, settings.batch_size * settings.accumulate * accelerator.num_processes, settings.epochs, recipe.seed)
+        here = settings.batch_size * accelerator.num_processes
+        size = checkpoint.size(folder) or here * settings.accumulate  # a run goes on with its own, on any number of processes
+        rows, plan = ordered(recipe, target, tokenizer, name, size)
+    accumulate = -(-size // here)
+    if data.pack:
+        check_packing(target, data.max_length)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
     draft = CutDraft(target, recipe.draft.layers)
-    size = _bytes(draft)
-    room_for(folder, (settings.keep + 2) * size, folder / "step-N")
+    needs = _bytes(draft)
+    room_for(folder, (settings.keep + 2) * needs, folder / "step-N")
     live = LiveTeacher(target)
     kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
     teacher = StoredTeacher(live, folder / "teacher", kept, name, accelerator)
@@ -113,8 +155,10 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     if not runs.steps(folder):
         _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
-    steps_of = {"processes": accelerator.num_processes, "steps": plan.steps, "rows": plan.fingerprint}
+    steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
     start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
+    if start:
+        plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
         write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
         banner(rows, plan, start, accelerator, folder)
@@ -132,11 +176,13 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
             means = evaluate(objective, held_out, accelerator)
             log.write({"step": record.step, "held_out": means})
             if last or record.step % settings.save_every == 0:
-                checkpoint.save(folder, record.step, objective, accelerator, means, steps_of, settings.keep, size)
+                checkpoint.save(
+                    folder, record.step, objective, accelerator, means, steps_of | {"at": plan.state()}, settings.keep, needs
+                )
 
     if start < plan.steps:
         train(
-            objective, optimizer, lambda step: micro_batches(plan.step(step), settings.accumulate, accelerator.process_index, accelerator.num_processes),
+            objective, optimizer, lambda step: micro_batches(plan.step(step), accumulate, accelerator.process_index, accelerator.num_processes),
             start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()

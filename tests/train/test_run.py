@@ -155,8 +155,8 @@ def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> N
     run = tmp_path / "runs" / "small"
     assert [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out" in line]
     alone = draftsmith("train", recipe, "train.teacher=stored", "train.support=answers", "train.epochs=1")
-    assert alone.returncode == 2
-    assert "processes was 2, is 1" in alone.stderr
+    assert alone.returncode == 0, alone.stderr
+    assert "1 process on cpu" in alone.stdout, "a run goes on on another number of processes, with its own number of rows a step"
 
 
 def test_dropout_does_not_break_an_exact_resume(tmp_path: Path) -> None:
