@@ -50,13 +50,16 @@ def top_k(logits: Tensor, k: int, temperature: float = 1.0, support: Tensor | No
     total = logits.logsumexp(-1)
     if wrong := int((~total.isfinite()).sum()):
         raise ValueError(f"the target's logits are not finite at {wrong} of {len(logits)} positions; load it in a wider dtype")
-    ids = logits.topk(k, dim=-1).indices.sort(-1).values
-    best = logits.gather(-1, ids).sort(-1, descending=True, stable=True)
+    law, first = logits.log_softmax(-1), logits.argmax(-1, keepdim=True)
+    ids = logits.topk(k, dim=-1).indices
+    # More than k equals: topk may leave out the one that argmax takes.
+    ids = torch.where((ids == first).any(-1, keepdim=True), ids, torch.cat([first, ids[:, 1:]], -1)).sort(-1).values
+    best = law.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, best.indices)
-    others = (logits - total[:, None]).scatter(-1, ids, -torch.inf) if temperature != 1 or support is not None else None
+    others = law.scatter(-1, ids, -torch.inf) if temperature != 1 or support is not None else None
     return Listened(
         ids,
-        best.values - total[:, None],
+        best.values,
         total,
         None if others is None or temperature == 1 else (others / temperature).logsumexp(-1).clamp(min=NEVER),
         None if others is None or support is None else others[:, support].logsumexp(-1).clamp(min=NEVER),

@@ -13,7 +13,9 @@ from torch import Tensor
 from draftsmith.distill.top_k import Listened
 
 About = dict[str, Any]
-ROUNDED = "float16"  # what this does to a loss is measured in docs/teachers.md; half of it would be felt, twice it would not
+# On SmolLM2-135M at k = 32 it moves a forward KL of 0.10 nats by 0.00003 on average, and is 0.0000001 nats from the law itself;
+# float32 would add half to the size.
+ROUNDED = "float16"
 FEW = 1 << 16  # ids below this take two bytes
 
 

@@ -31,7 +31,7 @@ def ask_live(
             batch = collate(rows[at : at + batch_size]).to(device)
             hidden = teacher.hidden(batch)
             parts = [top_k(teacher.head(some), k, temperature, support) for some in hidden.split(chunk)]
-            whole = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]  # type: ignore[arg-type]
+            whole = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]
             ends = batch.scored.sum(1).cumsum(0).tolist()
             said += [Listened(*whole).picked(slice(start, end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]  # type: ignore[arg-type]
         return said

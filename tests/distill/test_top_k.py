@@ -30,7 +30,9 @@ def bucketed(logits: Tensor, top: Tensor) -> Tensor:
     return torch.cat([inside, law.scatter(-1, top, 0.0).sum(-1, keepdim=True)], -1)
 
 
-def slope(name: str, signal: TopK | Dense, logits: Tensor, ids: Tensor | None = None, temperature: float = 1.0) -> tuple[float, Tensor]:
+def slope(
+    name: str, signal: TopK | Dense, logits: Tensor, ids: Tensor | None = None, temperature: float = 1.0
+) -> tuple[float, Tensor]:
     logits = logits.clone().requires_grad_()
     loss = LOSSES[name](*signal.against(logits, slice(0, len(logits)), ids, temperature)).sum()
     return float(loss.detach()), torch.autograd.grad(loss, logits)[0]
@@ -57,7 +59,7 @@ def test_all_ids_kept_are_the_full_loss(name: str) -> None:
     for temperature in (1.0, 2.0):
         if temperature != 1:
             kept = TopK(top_k(TARGET, V, temperature), temperature)
-        for draft in (DRAFT, 8 * DRAFT, TARGET + 0.1):
+        for draft in (DRAFT, 8 * DRAFT, TARGET + 0.1 * DRAFT):
             ours, theirs = slope(name, kept, draft, None, temperature), slope(name, whole, draft, None, temperature)
             assert ours[0] == pytest.approx(theirs[0], rel=1e-4, abs=1e-5)
             assert torch.allclose(ours[1], theirs[1], atol=1e-4, rtol=1e-3)
@@ -149,7 +151,9 @@ def test_another_temperature_than_the_targets_own_is_refused_and_that_one_is_exa
     ours, theirs = warm.against(DRAFT, ALL, temperature=2.0)
     assert torch.allclose(ours.double().softmax(-1), bucketed(DRAFT / 2, warm.said.ids), atol=1e-6)
     assert torch.allclose(theirs.double().softmax(-1), bucketed(TARGET / 2, warm.said.ids), atol=1e-6)
-    assert torch.equal(warm.overlap(DRAFT, ALL).low, plain.overlap(DRAFT, ALL).low), "acceptance is of temperature 1 whatever teaches"
+    assert torch.equal(warm.overlap(DRAFT, ALL).low, plain.overlap(DRAFT, ALL).low), (
+        "acceptance is of temperature 1 whatever teaches"
+    )
     for ours, theirs in zip(warm.against(DRAFT, ALL), plain.against(DRAFT, ALL), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -188,7 +192,7 @@ def test_what_is_no_question_or_no_answer_is_refused() -> None:
     for k in (0, V + 1):
         with pytest.raises(ValueError, match=rf"the {k} likeliest of {V} ids asked"):
             top_k(TARGET, k)
-    with pytest.raises(ValueError, match="temperature 0.0 asked of a stored law"):
+    with pytest.raises(ValueError, match=r"temperature 0\.0 asked of a stored law"):
         top_k(TARGET, 2, 0.0)
     broken = TARGET.clone()
     broken[2, 3] = torch.nan

@@ -78,7 +78,9 @@ def test_a_draft_is_taught_and_judged_by_it_as_by_the_whole_law(whole: Path) -> 
     assert float(ours.metrics["acceptance"]) - 0.05 <= true <= float(ours.metrics["acceptance_at_most"]) + 0.05
     assert float(ours.metrics["acceptance"]) < float(ours.metrics["acceptance_at_most"])
     assert torch.equal(ours.metrics["agreement"], theirs.metrics["agreement"])
-    assert 0 < float(ours.total.detach()) <= float(theirs.total.detach()) + 1e-2, "outcomes that are one lose nothing but what tells them apart"
+    assert 0 < float(ours.total.detach()) <= float(theirs.total.detach()) + 1e-2, (
+        "outcomes that are one lose nothing but what tells them apart"
+    )
     cut = DistillDraft(CutDraft(target, [0]), teacher)
     cut.loss(batch).total.backward()
     assert all(one.grad is not None and one.grad.isfinite().all() for one in cut.draft.parameters())
@@ -109,7 +111,7 @@ def test_another_temperature_and_a_support_are_stored_where_they_were_asked_for(
     given = torch.full_like(logits, -torch.inf).index_copy(1, support, logits[:, support]).softmax(-1)
     theirs = signal.within(support).against(logits[:, support], at)[1].softmax(-1)
     assert torch.allclose(theirs[:, :-1], given.gather(-1, signal.said.ids), atol=2e-3)
-    narrow = DistillDraft(CutDraft(tiny(), [0, 1, 2]), ListenedTeacher(tmp_path / "s", about, ROWS, support), support=support)
+    narrow = DistillDraft(CutDraft(live.target, [0, 1, 2]), ListenedTeacher(tmp_path / "s", about, ROWS, support), support=support)
     assert abs(float(narrow.loss(batch).total.detach())) / len(logits) < 1e-4, "equal laws are equal on any support"
     with pytest.raises(ValueError, match="which the target's answer lacks"):
         made(tmp_path / "t", about=about)
@@ -167,7 +169,9 @@ def test_a_kill_at_any_moment_ends_in_the_same_bytes(
     assert len(ListenedTeacher(folder, ABOUT, ROWS).signal(collate(ROWS[:2]))) == sum(len(ids) - n for ids, n in ROWS[:2])
 
 
-def test_it_is_made_once_from_rows_in_any_order_and_each_row_once(whole: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_made_once_from_rows_in_any_order_and_each_row_once(
+    whole: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def no(rows: object) -> Any:
         raise AssertionError("the target was asked again")
 
@@ -218,13 +222,17 @@ def test_a_damaged_shard_is_named_and_made_anew_once_it_is_removed(how: str, who
     else:
         raw[len(raw) // 2] ^= 1
         path.write_bytes({"cut short": raw[:100], "one bit": raw, "another shard": (copy / "said-00000.parquet").read_bytes()}[how])
-    with pytest.raises((ValueError, FileNotFoundError), match=r"said-00001\.parquet is (damaged or was changed|missing).*makes it anew"):
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"said-00001\.parquet is (damaged or was changed|missing).*makes it anew"
+    ):
         ListenedTeacher(copy, ABOUT, ROWS)
     path.unlink(missing_ok=True)
+    (copy / "read").mkdir()
     asked: list[int] = []
     live = ask_live(LiveTeacher(tiny()), K)
     made(copy, lambda rows: asked.append(len(rows)) or live(rows))
     assert asked == [16]
+    assert not (copy / "read").exists(), "a copy of shards that were others is not kept"
     assert contents(copy) == contents(whole)
 
 
@@ -264,10 +272,10 @@ def test_processes_share_the_making(whole: Path, tmp_path: Path) -> None:
     barrier = threading.Barrier(2)
     asked: dict[int, int] = {0: 0, 1: 0}
     wrong: list[BaseException] = []
+    live = ask_live(LiveTeacher(tiny()), K)
 
     def work(index: int) -> None:
         who = SimpleNamespace(num_processes=2, process_index=index, is_main_process=not index, wait_for_everyone=barrier.wait)
-        live = ask_live(LiveTeacher(tiny()), K)
 
         def ask(rows: list[Example]) -> list[Listened]:
             asked[index] += len(rows)
@@ -289,12 +297,16 @@ def test_processes_share_the_making(whole: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "s") == contents(whole)
 
 
-def likely(vocabulary: int, k: int) -> Callable[[list[Example]], list[Listened]]:
-    """A target whose laws are about as long-tailed as a language's, some ids likely everywhere."""
-    common = -1.2 * torch.arange(1, vocabulary + 1).float().log()[torch.randperm(vocabulary, generator=GENERATOR)]
-    return lambda rows: [
-        top_k(common + 2.5 * torch.randn(len(ids) - prompt, vocabulary, generator=GENERATOR), k) for ids, prompt in rows
-    ]
+def likely(vocabulary: int, k: int, some: int = 2000) -> Callable[[list[Example]], list[Listened]]:
+    """A target whose laws are about as long-tailed as a language's, over `some` ids of its vocabulary, a few likely everywhere."""
+    common = -1.2 * torch.arange(1, some + 1).float().log()[torch.randperm(some, generator=GENERATOR)]
+    ids = torch.randperm(vocabulary, generator=GENERATOR)[:some]
+
+    def ask(rows: list[Example]) -> list[Listened]:
+        said = [top_k(common + 2.5 * torch.randn(len(row) - n, some, generator=GENERATOR), k) for row, n in rows]
+        return [one._replace(ids=ids[one.ids]) for one in said]
+
+    return ask
 
 
 @pytest.mark.parametrize("vocabulary, few, many", [(5000, 90, 138), (70000, 140, 152)])
@@ -336,7 +348,10 @@ def test_a_disk_that_is_too_small_is_refused_before_the_target_is_asked(tmp_path
         (lambda said: [one._replace(log_p=one.log_p.flip(-1)) for one in said], "is no law"),
         (lambda said: [one._replace(log_p=one.log_p * 0) for one in said], "is no law"),
         (lambda said: [one._replace(log_p=one.log_p * torch.nan) for one in said], "is no law"),
-        (lambda said: [one._replace(ids=one.ids + 1) for one in said], "names an id twice at a position, or one that is not in 0..60"),
+        (
+            lambda said: [one._replace(ids=one.ids + 1) for one in said],
+            "names an id twice at a position, or one that is not in 0..60",
+        ),
         (lambda said: [one._replace(ids=one.ids * 0) for one in said], "names an id twice"),
     ],
 )
