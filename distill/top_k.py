@@ -16,8 +16,8 @@ class Listened(NamedTuple):
     """What a target says at n positions: its K likeliest ids, the likeliest first, and the natural logs of their chances.
 
     The chance of all other ids together is 1 - sum exp(log_p). `log_p + log_sum_exp` are the raw logits; where only the law
-    is known (a served target), `log_sum_exp` is not a number. The last two are there where they were asked for: the log of
-    sum p^(1/T) over the ids that are not among the K, and of sum p over those of a support that are not among them.
+    is known (a served target), `log_sum_exp` is not a number. The last two are there where they were asked for: logs of
+    sum p^(1/T), over the ids that are not among the K, and over those of a support that are not among them.
     """
 
     ids: Tensor  # [n, K]
@@ -40,7 +40,7 @@ def top_k(logits: Tensor, k: int, temperature: float = 1.0, support: Tensor | No
     """Logits [n, V] -> their k likeliest ids. Ids of one chance come in the order of their numbers, as argmax takes the first.
 
     What else is asked for is summed here, where the whole law is at hand: the rest at another `temperature`, and the rest of
-    a `support` (ids). Neither can be had from the k afterwards.
+    a `support` (ids) at that temperature. Neither can be had from the k afterwards.
     """
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(f"the {k} likeliest of {logits.shape[-1]} ids asked; k must be 1..{logits.shape[-1]}")
@@ -56,12 +56,12 @@ def top_k(logits: Tensor, k: int, temperature: float = 1.0, support: Tensor | No
     ids = torch.where((ids == first).any(-1, keepdim=True), ids, torch.cat([first, ids[:, 1:]], -1)).sort(-1).values
     best = law.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, best.indices)
-    others = law.scatter(-1, ids, -torch.inf) if temperature != 1 or support is not None else None
+    others = law.scatter(-1, ids, -torch.inf).div_(temperature) if temperature != 1 or support is not None else None
     return Listened(
         ids,
         best.values,
         total,
-        None if others is None or temperature == 1 else (others / temperature).logsumexp(-1).clamp(min=NEVER),
+        None if others is None or temperature == 1 else others.logsumexp(-1).clamp(min=NEVER),
         None if others is None or support is None else others[:, support].logsumexp(-1).clamp(min=NEVER),
     )
 
@@ -71,7 +71,8 @@ class TopK:
     """A signal of N positions of which K ids and the rest are known: the outcomes are those K and all others as one.
 
     Exact at temperature 1 and at the one `temperature` that the target was asked at too; any other is refused, for the rest
-    at another temperature hangs on how it is spread. `support` are the ids that `said.supported` is of.
+    at another temperature hangs on how it is spread. `support` are the ids that `said.supported` is of. What is narrowed to
+    them is for the losses, so it is known at `temperature` only.
     """
 
     said: Listened
@@ -106,7 +107,7 @@ class TopK:
     def within(self, ids: Tensor) -> TopK:
         """The law given that the token is one of `ids`, exact: those of the K that are among them, and the rest of them as one.
 
-        It needs the chance of that rest, which only the target could tell: another support than the one that it was asked
+        It needs the weight of that rest, which only the target could tell: another support than the one that it was asked
         for is refused.
         """
         if self.narrowed:
@@ -117,23 +118,26 @@ class TopK:
                 f"({'no support' if self.support is None else 'another support'} was named when it was made): "
                 "make the store with this support, or set train.support=all"
             )
-        outside = _places(self.said.ids, ids) == len(ids)
-        log_p = self.said.log_p.float()
-        inside = torch.cat([log_p.masked_fill(outside, -torch.inf), self.said.supported.float()[:, None]], -1)
-        log_p = (log_p - inside.logsumexp(-1, keepdim=True)).masked_fill(outside, NEVER)
-        return TopK(Listened(self.said.ids, log_p, self.said.log_sum_exp), support=ids, narrowed=True)
+        ids = ids.to(self.said.ids.device)
+        outside, rest = _places(self.said.ids, ids) == len(ids), self.said.supported.float()
+        law = self.said.log_p.float() / self.temperature
+        whole = torch.cat([law.masked_fill(outside, -torch.inf), rest[:, None]], -1).logsumexp(-1)
+        law = (law - whole[:, None]).masked_fill(outside, NEVER)
+        said = self.said._replace(log_p=law * self.temperature, tempered=rest - whole, supported=None)
+        return TopK(said, self.temperature, ids, narrowed=True)
 
     def _law(self, said: Listened, temperature: float) -> Tensor:
-        if temperature == 1:
-            rest = said.rest()
-        elif temperature == self.temperature and said.tempered is not None:
+        if temperature == self.temperature and said.tempered is not None:
             rest = said.tempered.float()
+        elif temperature == 1 and not self.narrowed:
+            rest = said.rest()
         else:
-            known = "1" if said.tempered is None else f"1 and {self.temperature}"
+            known = [f"{self.temperature:g}"] if said.tempered is not None else []
+            known = known if self.narrowed else ["1", *known]
             raise ValueError(
-                f"both laws at temperature {temperature} asked; {'a narrowed' if self.narrowed else 'this stored'} law is known at {known}. "
-                "What its rest weighs at another cannot be had from the ids that were kept: make the store at that temperature"
-                + (", with train.support=all" if self.narrowed else "")
+                f"both laws at temperature {temperature:g} asked; {'a narrowed' if self.narrowed else 'this stored'} law is known at "
+                f"{' and '.join(known)}. What its rest weighs at another cannot be had from the ids that were kept: "
+                "make the store at that temperature"
             )
         return torch.cat([said.log_p.float() / temperature, rest[:, None]], -1)
 

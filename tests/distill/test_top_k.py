@@ -119,6 +119,10 @@ def test_a_draft_of_few_ids_gets_never_for_those_it_cannot_say() -> None:
     assert (found.low <= true + 1e-6).all()
     assert (true <= found.high + 1e-6).all()
     assert torch.equal(found.agrees, whole.argmax(-1) == TARGET.argmax(-1))
+    said_by_it = TARGET[:3].argmax(-1).unique()
+    agrees = signal.overlap(TARGET[:, said_by_it], ALL, said_by_it).agrees
+    assert agrees[:3].all()
+    assert torch.equal(agrees, torch.isin(TARGET.argmax(-1), said_by_it))
     every = TopK(top_k(TARGET, V)).overlap(logits, ALL, IDS)
     assert torch.allclose(every.low, true, atol=1e-6)
     assert torch.allclose(every.high, every.low, atol=1e-6)
@@ -144,9 +148,9 @@ def test_true_acceptance_lies_between_the_bounds(k: int) -> None:
 
 def test_another_temperature_than_the_targets_own_is_refused_and_that_one_is_exact() -> None:
     plain, warm = TopK(top_k(TARGET, 4)), TopK(top_k(TARGET, 4, 2.0), 2.0)
-    with pytest.raises(ValueError, match=r"at temperature 2.0 asked; this stored law is known at 1\..*make the store at that"):
+    with pytest.raises(ValueError, match=r"at temperature 2 asked; this stored law is known at 1\..*make the store at that"):
         plain.against(DRAFT, ALL, temperature=2.0)
-    with pytest.raises(ValueError, match=r"known at 1 and 2\.0"):
+    with pytest.raises(ValueError, match=r"known at 1 and 2\."):
         warm.against(DRAFT, ALL, temperature=0.5)
     ours, theirs = warm.against(DRAFT, ALL, temperature=2.0)
     assert torch.allclose(ours.double().softmax(-1), bucketed(DRAFT / 2, warm.said.ids), atol=1e-6)
@@ -159,15 +163,16 @@ def test_another_temperature_than_the_targets_own_is_refused_and_that_one_is_exa
 
 
 @pytest.mark.parametrize("k", [2, 8, V])
-def test_within_a_support_the_law_is_the_conditional_one(k: int) -> None:
-    signal = TopK(top_k(TARGET, k, support=IDS), support=IDS)
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.5])
+def test_within_a_support_the_law_is_the_conditional_one(k: int, temperature: float) -> None:
+    signal = TopK(top_k(TARGET, k, temperature, IDS), temperature, IDS)
     narrow = signal.picked(torch.arange(N)).within(IDS)
-    ours, theirs = narrow.against(DRAFT[:, IDS], ALL)
+    ours, theirs = narrow.against(DRAFT[:, IDS], ALL, temperature=temperature)
     for found, logits in ((ours, DRAFT), (theirs, TARGET)):
-        given = torch.full((N, V), -torch.inf).index_copy(1, IDS, logits[:, IDS])
+        given = torch.full((N, V), -torch.inf).index_copy(1, IDS, logits[:, IDS] / temperature)
         assert torch.allclose(found.double().softmax(-1), bucketed(given, narrow.said.ids), atol=1e-6)
     for name in AT_REST:
-        loss, pull = slope(name, narrow, TARGET[:, IDS])
+        loss, pull = slope(name, narrow, TARGET[:, IDS], None, temperature)
         assert loss < 2e-6 * N
         assert "kl" not in name or float(pull.abs().max()) < 1e-6
 
@@ -184,8 +189,10 @@ def test_what_a_support_cannot_tell_is_refused() -> None:
         narrow.overlap(DRAFT[:, IDS], ALL)
     with pytest.raises(ValueError, match="takes no other ids"):
         narrow.against(DRAFT[:, IDS], ALL, IDS)
-    with pytest.raises(ValueError, match=r"a narrowed law is known at 1\..*train.support=all"):
+    with pytest.raises(ValueError, match=r"a narrowed law is known at 1\. "):
         narrow.against(DRAFT[:, IDS], ALL, temperature=2.0)
+    with pytest.raises(ValueError, match=r"at temperature 1 asked; a narrowed law is known at 2\."):
+        TopK(top_k(TARGET, 4, 2.0, IDS), 2.0, IDS).within(IDS).against(DRAFT[:, IDS], ALL)
 
 
 def test_what_is_no_question_or_no_answer_is_refused() -> None:

@@ -108,10 +108,11 @@ def test_another_temperature_and_a_support_are_stored_where_they_were_asked_for(
         wanted = (logits / temperature).softmax(-1)
         assert torch.allclose(theirs[:, :-1], wanted.gather(-1, signal.said.ids), atol=2e-3)
         assert torch.allclose(theirs[:, -1], wanted.scatter(-1, signal.said.ids, 0.0).sum(-1), atol=2e-3)
-    given = torch.full_like(logits, -torch.inf).index_copy(1, support, logits[:, support]).softmax(-1)
-    theirs = signal.within(support).against(logits[:, support], at)[1].softmax(-1)
+    given = torch.full_like(logits, -torch.inf).index_copy(1, support, logits[:, support] / 2).softmax(-1)
+    theirs = signal.within(support).against(logits[:, support], at, temperature=2.0)[1].softmax(-1)
     assert torch.allclose(theirs[:, :-1], given.gather(-1, signal.said.ids), atol=2e-3)
     narrow = DistillDraft(CutDraft(live.target, [0, 1, 2]), ListenedTeacher(tmp_path / "s", about, ROWS, support), support=support)
+    narrow.asked = narrow.asked._replace(temperature=2.0)
     assert abs(float(narrow.loss(batch).total.detach())) / len(logits) < 1e-4, "equal laws are equal on any support"
     with pytest.raises(ValueError, match="which the target's answer lacks"):
         made(tmp_path / "t", about=about)
