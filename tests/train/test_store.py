@@ -62,6 +62,7 @@ def test_it_says_what_the_live_target_says_in_any_batch(whole: Path) -> None:
         assert torch.equal(said.ids, wanted.ids)
         assert torch.allclose(said.log_p, wanted.log_p, atol=4e-3)
         assert torch.allclose(said.rest().exp(), wanted.rest().exp(), atol=5e-4)
+        assert torch.allclose(said.log_sum_exp, logits.logsumexp(-1), atol=1e-5)
         assert torch.allclose(said.log_p + said.log_sum_exp[:, None], logits.gather(1, said.ids), atol=5e-3)
         assert torch.allclose(said.log_p.exp().sum(-1) + said.rest().exp(), torch.ones(len(logits)), atol=1e-6)
     assert len(teacher.signal(collate([([5, 6], 2)]))) == 0
