@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from draftsmith.distill.at_once import each
+from draftsmith.distill.batch import Example, Row, example
 from draftsmith.distill.endpoint import Endpoint, Fault
+from draftsmith.distill.top_k import Listened
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import pick
 
@@ -24,18 +25,6 @@ NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 Progress = Callable[[int, int], None]  # (rows done, rows asked)
-
-
-class Listened(NamedTuple):
-    """The K likeliest ids [n, K] at n scored positions, most likely first, their log-probabilities [n, K], and the log-sum-exp
-    of the logits that these were taken from [n].
-
-    A server gives log-probabilities, not logits. They are logits of the same law, whose log-sum-exp is 0: it is 0 here.
-    """
-
-    ids: Tensor
-    log_p: Tensor
-    log_sum_exp: Tensor
 
 
 class Answered(NamedTuple):
@@ -99,16 +88,14 @@ class ServedTarget:
 
         return each(one, list(zip(prompts, seeds, strict=True)), self.concurrency, progress)
 
-    def listen(self, rows: Sequence[tuple[list[int], int]], k: int, progress: Progress | None = None) -> list[Listened]:
-        """The laws at the scored positions of each row (ids, prompt length): what may come after ids[t], for t = prompt - 1 ... end - 1,
-        as in `Batch`. The k likeliest ids of each; Unanswered where a row failed."""
+    def listen(self, rows: Sequence[Row], k: int, progress: Progress | None = None) -> list[Listened]:
+        """The laws at the scored positions of each row, as in `Batch`: what may come before each token of its spans. The k likeliest
+        ids of each; Unanswered where a row failed."""
 
-        def one(row: tuple[list[int], int]) -> Listened:
-            ids, prompt = row
-            if not 1 <= prompt <= len(ids):
-                raise ValueError(f"a prompt of {prompt} in a row of {len(ids)} tokens; it needs 1..{len(ids)}")
-            self._room(len(ids), 1)  # no version refuses a completion of one token; some refuse one of none
-            return self._laws(self._complete(ids, max_tokens=1, prompt_logprobs=k), ids, prompt, k)
+        def one(row: Row) -> Listened:
+            made = example(row)
+            self._room(len(made.ids), 1)  # no version refuses a completion of one token; some refuse one of none
+            return self._laws(self._complete(made.ids, max_tokens=1, prompt_logprobs=k), made, k)
 
         return each(one, rows, self.concurrency, progress)
 
@@ -151,9 +138,9 @@ class ServedTarget:
                 f"start it with --max-model-len {tokens + more} or more, or leave such rows out"
             )
 
-    def _laws(self, choice: dict[str, Any], ids: list[int], prompt: int, k: int) -> Listened:
+    def _laws(self, choice: dict[str, Any], row: Example, k: int) -> Listened:
         """prompt_logprobs[t + 1] is the law AT t, of token t + 1; the first entry, of a token that nothing precedes, is null."""
-        found = choice.get("prompt_logprobs")
+        ids, found = row.ids, choice.get("prompt_logprobs")
         if found is None:
             raise Fault(
                 f"{self.url} gives no prompt_logprobs: it can answer, but not be listened to. Serve the target with vLLM",
@@ -161,11 +148,13 @@ class ServedTarget:
             )
         if len(found) != len(ids):
             raise Fault(f"{self.url} gives laws for {len(found)} of {len(ids)} tokens; start it with --no-enable-prefix-caching")
-        laws = [_likeliest(found[at], ids[at], at, k) for at in range(prompt, len(ids))]
+        laws = [_likeliest(found[at], ids[at], at, k) for start, end in row.spans for at in range(start, end)]
         log_p = torch.tensor([[log for _, log in law] for law in laws], dtype=torch.float32).view(-1, k)
         if not bool((log_p.double().logsumexp(-1) < 1e-3).all()):
             raise Fault(f"log-probabilities from {self.url} sum to more than 1: start it with --logprobs-mode raw_logprobs")
-        return Listened(torch.tensor([[one for one, _ in law] for law in laws]).long().view(-1, k), log_p, torch.zeros(len(laws)))
+        return Listened(
+            torch.tensor([[one for one, _ in law] for law in laws]).long().view(-1, k), log_p, torch.full((len(laws),), torch.nan)
+        )
 
 
 def _answered(ids: list[int], reason: str | None, stop: set[int], max_new_tokens: int) -> Answered:

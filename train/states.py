@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.distill import Batch, LiveTeacher, collate
-from draftsmith.distill.batch import Row, example
+from draftsmith.distill.batch import Example, Row
 from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
+from draftsmith.train.shards import fingerprint, places, shards
 
 ROWS_A_SHARD = 16
 
@@ -37,43 +36,37 @@ class StoredTeacher:
         self._where: dict[bytes, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
         width = teacher.head.linear.weight.shape[1]
-        ordered = sorted((example(row) for row in rows), key=lambda row: (len(row.ids), row))
-        shards = [ordered[start : start + ROWS_A_SHARD] for start in range(0, len(ordered), ROWS_A_SHARD)]
-        tokens = sum(row.scored for row in ordered)
-        missing = sum(row.scored for at, shard in enumerate(shards) if not _path(folder, at).is_file() for row in shard)
+        plan = shards(rows, ROWS_A_SHARD)
+        tokens = sum(row.scored for shard in plan for row in shard)
+        missing = sum(row.scored for at, shard in enumerate(plan) if not _path(folder, at).is_file() for row in shard)
         if accelerator.is_main_process:
             room_for(folder, missing * width * 4, folder)
         accelerator.wait_for_everyone()
-        progress = Progress("listening to the target", len(shards), unit="shards", quiet=not accelerator.is_main_process)
-        for number, shard in enumerate(shards):
+        progress = Progress("listening to the target", len(plan), unit="shards", quiet=not accelerator.is_main_process)
+        for number, shard in enumerate(plan):
             path = _path(folder, number)
             # One key: safetensors writes several in an order that changes from one process to the next.
-            about = {"of": f"{revision} {hashlib.sha256(json.dumps(shard).encode()).hexdigest()}"}
+            about = {"of": f"{revision} {fingerprint(shard)}"}
             if number % accelerator.num_processes == accelerator.process_index:
                 self._make(path, about, shard)
                 progress.at(number + 1)
             at = 0
-            for row in shard:
-                ((ids, scored),) = collate([row]).rows()
-                self._where[_key(ids, scored)] = (path, at, at + row.scored)
-                at += row.scored
+            for place in places(collate(shard)):
+                self._where[place.key] = (path, at, at + place.scored)
+                at += place.scored
         accelerator.wait_for_everyone()
         progress.done(f"{tokens} tokens, {tokens * width * 4 / 1e6:.0f} MB in {folder}")
 
     def hidden(self, batch: Batch) -> Tensor:
         """[N, H] as the live target would say it; a batch of rows that are not stored is asked live."""
         device = batch.ids.device
-        places = []
-        for ids, scored in batch.to(torch.device("cpu")).rows():
-            if not bool(scored.any()):
-                continue
-            place = self._where.get(_key(ids, scored))
-            if place is None:
-                return self._teacher.hidden(batch)
-            places.append(place)
-        if not places:
+        found = [self._where.get(place.key) for place in places(batch)]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found):
+            return self._teacher.hidden(batch)
+        if not known:
             return torch.zeros(0, self.head.linear.weight.shape[1], dtype=self.head.linear.weight.dtype, device=device)
-        return torch.cat([self._states(path)[start:end] for path, start, end in places]).to(device)
+        return torch.cat([self._states(path)[start:end] for path, start, end in known]).to(device)
 
     def signal(self, batch: Batch) -> Dense:
         return Dense(self.hidden(batch), self.head)
@@ -83,7 +76,7 @@ class StoredTeacher:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path].get_slice("states")
 
-    def _make(self, path: Path, about: dict[str, str], shard: Sequence[Row]) -> None:
+    def _make(self, path: Path, about: dict[str, str], shard: list[Example]) -> None:
         if path.is_file():
             try:
                 with safe_open(path, framework="pt") as found:
@@ -101,7 +94,3 @@ class StoredTeacher:
 
 def _path(folder: Path, number: int) -> Path:
     return folder / f"states-{number:05}.safetensors"
-
-
-def _key(ids: Tensor, scored: Tensor) -> bytes:
-    return hashlib.blake2b(ids.numpy().tobytes() + scored.numpy().tobytes(), digest_size=16).digest()
