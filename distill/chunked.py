@@ -89,7 +89,14 @@ class _Chunked(torch.autograd.Function):
 
 
 def _chunk(
-    draft: Tensor, head: Logits, signal: Signal, at: slice, asked: Asked, said: Tensor | None, learned: Sequence[Tensor], wanted: bool
+    draft: Tensor,
+    head: Logits,
+    signal: Signal,
+    at: slice,
+    asked: Asked,
+    said: Tensor | None,
+    learned: Sequence[Tensor],
+    wanted: bool,
 ) -> tuple[Tensor, ...]:
     """The loss of a few positions and, where `wanted`, its slopes in their hidden states and in `learned`.
 

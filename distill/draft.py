@@ -53,7 +53,8 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
     text.num_hidden_layers = len(layers)
     if not tied:
         config.tie_word_embeddings = text.tie_word_embeddings = False
-    draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    with target.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     state, prefix = {}, f"{target.base_model_prefix}.{name}."
     new = {str(old): str(place) for place, old in enumerate(layers)}
     for key, value in target.state_dict().items():
@@ -64,7 +65,7 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
         else:
             state[key] = value
     draft.load_state_dict(state, strict=True)
-    return draft.to(target.device).eval()
+    return draft.eval()
 
 
 class CutDraft(nn.Module):

@@ -55,8 +55,13 @@ class Head(nn.Module):
 def check_head(model: PreTrainedModel, head: Logits) -> None:
     """ValueError where a model's logits are not what `head` makes of its last hidden state (a scale that is not known here, say)."""
     name, ids = type(model).__name__, torch.tensor([[0, 1, 2]], device=model.device)
+    training = [module for module in model.modules() if module.training]
     with torch.no_grad():
+        for module in training:  # with dropout no two forwards would be alike
+            module.training = False
         logits, found = model(input_ids=ids, use_cache=False).logits, head(last_hidden(model, ids))
+        for module in training:
+            module.training = True
     if found.shape != logits.shape:
         raise ValueError(f"{name} gives {logits.shape[-1]} logits, its head {found.shape[-1]}; it cannot be distilled here yet")
     # Of the largest logit: a wrong scale is as wrong in a model whose logits are small.

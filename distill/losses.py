@@ -58,7 +58,7 @@ def tvd_pp(draft: Tensor, target: Tensor) -> Tensor:
 def lk_alpha(draft: Tensor, target: Tensor) -> Tensor:
     """-log sum min(p, q) = -log acceptance (LK losses, 2602.23881); its slope is that of total variation over the acceptance.
 
-    Others clamp the acceptance at 1e-5, where the slope is then 0. In log space none is needed: the slope's absolute sum never exceeds 2.
+    Others clamp the acceptance at 1e-5, where the slope is then 0. In log space no clamp is needed: the slope's absolute sum is at most 2.
     """
     shared = torch.minimum(_log_law(draft), _log_law(target))
     return -shared.masked_fill(shared == -torch.inf, LOWEST).logsumexp(-1)

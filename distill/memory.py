@@ -14,12 +14,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED, CutDraft
 from draftsmith.distill.head import Head, last_hidden
 from draftsmith.distill.signal import Dense
+
+# Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
+# An attention of which it knows no mask gets none, as rows that are padded on the right have none.
+UNMASKED = "sdpa_unmasked"
+AttentionInterface.register(UNMASKED, sdpa_attention_forward)
 
 
 class Memory(NamedTuple):
@@ -47,8 +53,21 @@ def predict(
     step. `bf16`: trained under autocast.
     Within a few per cent of what tensors take on the CPU; any architecture, for nothing here knows one. No weight is read or made.
     """
+    try:
+        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"what a {target.model_type} takes cannot be predicted: its forward asks for numbers ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _dry_run(
+    target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
+    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str,
+) -> Memory:  # fmt: skip
+    rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
-        model = AutoModelForCausalLM.from_config(target, dtype=dtype).eval().requires_grad_(False)
+        model = _built(target, dtype).eval().requires_grad_(False)
         step = _Step(model, draft, asked, dtype, support, bf16)
         parameters = [one for one in step.draft.parameters() if one.requires_grad]
         moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
@@ -112,7 +131,7 @@ class _Step:
         self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool
     ) -> None:
         self.cut = isinstance(draft, list)
-        self.draft: Any = CutDraft(target, draft) if isinstance(draft, list) else AutoModelForCausalLM.from_config(draft, dtype=dtype)
+        self.draft: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
         self.draft.train()
         self.head = self.draft.head if self.cut else Head(self.draft)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
@@ -137,6 +156,13 @@ class _Step:
         total = scored_loss(hidden, self.narrow or self.head, taught, self.asked, self.learned, said)
         judged(hidden, self.head, signal, self.asked, JUDGED)
         return total
+
+
+def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(UNMASKED)
+    return model
 
 
 def _bytes(tensors: Any) -> int:

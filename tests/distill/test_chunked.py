@@ -41,7 +41,7 @@ HEADS: dict[str, tuple[dict[str, Any], float, float | None]] = {
     "gemma3_text": ({"final_logit_softcapping": 5.0}, 1, 5.0),
     "nanochat": ({"final_logit_softcapping": 5.0}, 1, 5.0),
     "vaultgemma": ({"final_logit_softcapping": 5.0}, 1, 5.0),
-    "recurrent_gemma": ({"logits_soft_cap": 5.0, "lru_width": 32, "attention_window_size": 16}, 1, 5.0),
+    "recurrent_gemma": ({"logits_soft_cap": 5.0, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16}, 1, 5.0),
     "falcon_h1": (
         {"lm_head_multiplier": 0.25, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
         0.25, None,
@@ -54,7 +54,7 @@ def model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(seed)
     made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        made.get_output_embeddings().weight.mul_(10)  # logits that are large enough for a cap to bend
+        made.get_output_embeddings().weight.mul_(20)  # logits that are large enough for a cap to bend
         for name, one in made.named_parameters():
             if name.endswith("head.bias"):
                 one.normal_()
@@ -89,7 +89,7 @@ def test_chunks_are_the_loss_of_the_models_own_logits_for_every_loss(family: str
         objective.asked = objective.asked._replace(weights={name: 1.0})
         total = objective.loss(batch).total
         whole = naive(name, logits, wanted, said)
-        assert abs(float(total - whole)) <= 1e-6 * max(1.0, abs(float(whole))), name
+        assert alike(total.detach(), whole.detach()), name
         found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
         wanted_ = torch.autograd.grad(whole, list(parameters.values()), allow_unused=True, retain_graph=True)
         largest = max(float(one.abs().max()) for one in wanted_ if one is not None)
@@ -201,7 +201,7 @@ def test_no_logits_of_a_whole_batch_and_none_that_outlive_their_chunk(name: str,
     assert many.largest <= max(8 * (V + 1), V * H if learned else 0)
     one = 4 * 8 * V  # bytes of a chunk of logits
     assert many.peak - few.peak <= 4 * 3 * (128 - 16) * H, "16 times the positions take hidden states' room only"
-    assert few.peak <= (14 if name.startswith("jsd") else 12) * one + (4 * 4 * V * H if learned else 0)
+    assert few.peak <= (17 if name.startswith("jsd") else 12) * one + (4 * 4 * V * H if learned else 0)
     whole = wide(128, 128, {name: 1.0}, learned)
     assert whole.largest >= 128 * V, "the test can fail"
     assert whole.peak > 4 * many.peak
@@ -214,7 +214,9 @@ def test_the_sum_of_a_heads_gradients_is_not_made_in_low_precision() -> None:
     found = torch.autograd.grad(scored_loss(hidden, head, signal, Asked({"forward_kl": 1.0}, 1), [head.weight]), head.weight)[0]
     exact = copy.deepcopy(head).float()
     ours = Dense(signal.hidden.float(), copy.deepcopy(signal.head).float())  # type: ignore[arg-type]
-    wanted = torch.autograd.grad(scored_loss(hidden.float(), exact, ours, Asked({"forward_kl": 1.0}, 512), [exact.weight]), exact.weight)[0]
+    wanted = torch.autograd.grad(
+        scored_loss(hidden.float(), exact, ours, Asked({"forward_kl": 1.0}, 512), [exact.weight]), exact.weight
+    )[0]
     assert float((found.float() - wanted).norm() / wanted.norm()) < 0.004
 
 
@@ -266,14 +268,14 @@ def test_the_datas_own_tokens_are_found_among_the_ids_that_a_head_is_over() -> N
     cut = CutDraft(target, [0, 1])
     with pytest.raises(ValueError, match="ce_data is a loss of the data's own tokens"):
         scored_loss(torch.zeros(1, 32), cut.head, Dense(torch.zeros(1, 32), cut.head), Asked({"ce_data": 1.0}))
-    support = torch.tensor([2, 4, 8, 22, 23, 24])  # all that is said, but 21
+    support = torch.tensor([2, 4, 8, 22, 24])  # all that is said, but 23
     logits = cut.head(cut(*cut.inputs(batch))).detach()[:, support]
     said = batch.ids.roll(-1, 1)[batch.scored].tolist()
     wanted = sum(
-        30.0 if token == 21 else -float(row.log_softmax(-1)[support.tolist().index(token)])
+        30.0 if token == 23 else -float(row.log_softmax(-1)[support.tolist().index(token)])
         for token, row in zip(said, logits, strict=True)
     )
-    assert 21 in said
+    assert 23 in said
     found = DistillDraft(cut, target, "ce_data", support=support).loss(batch)
     assert float(found.total) == pytest.approx(wanted, rel=1e-5)
     assert bool(torch.isfinite(torch.autograd.grad(found.total, cut.map.weight)[0]).all())
@@ -292,7 +294,9 @@ def test_a_draft_of_few_ids_learns_from_each_loss() -> None:
         assert bool(torch.isfinite(found).all()), name
         assert float(found.abs().max()) > 0, name
     law = torch.tensor([[0.3, 0.2, *[0.5 / 29] * 29]]).log()  # the other ids together are likelier than the likeliest
-    sure = scored_loss(hidden[:1], head, Dense(law, nn.Identity()), Asked({"ce_argmax": 1.0}, 2, 1.0, torch.tensor([0, 1, 2, 3, 4, 5, 6])))
+    sure = scored_loss(
+        hidden[:1], head, Dense(law, nn.Identity()), Asked({"ce_argmax": 1.0}, 2, 1.0, torch.tensor([0, 1, 2, 3, 4, 5, 6]))
+    )
     assert float(sure) == pytest.approx(-float(head(hidden[0]).log_softmax(-1)[0]), rel=1e-5)
 
 

@@ -162,7 +162,7 @@ def test_total_variation_is_a_policy_gradient_and_tvd_pp_one_with_a_baseline() -
         assert torch.allclose(slope(name, draft, target), wanted), name
 
 
-def test_the_slope_of_lk_alpha_is_that_of_total_variation_over_the_acceptance_and_never_dies() -> None:
+def test_the_slope_of_lk_alpha_is_that_of_total_variation_over_the_acceptance_however_small_that_is() -> None:
     draft, target = logits(9).double(), logits(10).double()
     alpha = acceptance(draft, target)[:, None]
     assert torch.allclose(slope("lk_alpha", draft, target), slope("total_variation", draft, target) / alpha)
@@ -229,7 +229,7 @@ def test_what_both_forbid_is_as_if_it_were_not_there(name: str) -> None:
     draft, target = logits(0), logits(1)
     wider = [torch.cat([one, torch.full((6, 5), -torch.inf)], dim=-1) for one in (draft, target)]
     assert torch.allclose(loss_named(name)(*wider), loss_named(name)(draft, target), rtol=1e-5)
-    assert torch.allclose(slope(name, *wider)[:, :11], slope(name, draft, target), atol=1e-6)
+    assert torch.allclose(slope(name, *wider)[:, :11], slope(name, draft, target), atol=1e-5)
 
 
 def test_a_draft_is_taught_to_leave_what_the_target_forbids_and_kept_from_what_it_cannot_say() -> None:
@@ -248,15 +248,17 @@ def test_in_log_space_as_float64_has_it_at_a_low_temperature(name: str) -> None:
     draft, target = logits(3) / 0.05, logits(4) / 0.05
     assert torch.allclose(loss_named(name)(draft, target).double(), loss_named(name)(draft.double(), target.double()), rtol=1e-4)
     assert torch.allclose(slope(name, draft, target).double(), slope(name, draft.double(), target.double()), rtol=1e-3, atol=1e-4)
-    if name.startswith(("forward_kl", "lk_alpha", "jsd:0.1", "ce_")):
-        assert bool((slope(name, draft, target).abs().amax(-1) > 1e-3).all()), "a slope that leads back"
+    if name.startswith(("forward_kl", "ce_")):
+        elsewhere = draft.argmax(-1) != target.argmax(-1)
+        assert int(elsewhere.sum()) == 5
+        assert bool((slope(name, draft, target)[elsewhere].abs().amax(-1) > 1e-3).all()), "a slope that leads back"
 
 
 def test_reverse_kl_at_a_low_temperature_in_closed_form() -> None:
     draft, target = logits(3) / 0.05, logits(4) / 0.05
     log_q, log_p = draft.double().log_softmax(-1), target.double().log_softmax(-1)
     value = (log_q.exp() * (log_q - log_p)).sum(-1)
-    assert float(value.min()) > 20
+    assert float(value.median()) > 70
     assert torch.allclose(LOSSES["reverse_kl"](draft, target).double(), value, rtol=1e-5)
     wanted = log_q.exp() * (log_q - log_p - value[:, None])
     assert torch.allclose(slope("reverse_kl", draft, target).double(), wanted, atol=1e-3)
@@ -333,7 +335,7 @@ def test_lk_lambda_is_kl_far_away_and_overlap_nearby() -> None:
 
 
 def test_names_and_their_parameters() -> None:
-    assert DIVERGENCES | OF_TOKENS | OF_DATA == set(LOSSES)
+    assert set(LOSSES) == DIVERGENCES | OF_TOKENS | OF_DATA
     assert {"ce_argmax", "ce_data", "hass"} == OF_TOKENS | OF_DATA
     assert PARAMETERS.keys() == {"jsd", "lk_lambda", "hass"}
     assert loss_named("forward_kl") is LOSSES["forward_kl"]

@@ -84,7 +84,7 @@ def test_the_schema_knows_the_losses(tmp_path: Path) -> None:
     from draftsmith.distill.losses import LOSSES, PARAMETERS, loss_named
     from draftsmith.recipes import schema
 
-    assert schema.LOSSES == {name: PARAMETERS.get(name) for name in LOSSES}
+    assert {name: PARAMETERS.get(name) for name in LOSSES} == schema.LOSSES
     path = write_run(tmp_path)
     asked = "train.loss={lk_lambda:10: 1.0, jsd:0.1: 0.5, hass:5: 1, ce_argmax: 0.1}"
     assert load_recipe(path, [asked]).train.loss == {"lk_lambda:10": 1.0, "jsd:0.1": 0.5, "hass:5": 1.0, "ce_argmax": 0.1}
