@@ -131,9 +131,10 @@ class _Step:
         self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool
     ) -> None:
         self.cut = isinstance(draft, list)
-        self.draft: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
+        made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
+        self.draft: Any = made
         self.draft.train()
-        self.head = self.draft.head if self.cut else Head(self.draft)
+        self.head: Any = self.draft.head if self.cut else Head(made)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
         self.asked, self.bf16, self.target = asked, bf16, target
         self.width = target.get_output_embeddings().weight.shape[1]
