@@ -22,29 +22,39 @@ CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")  
 
 
 class Head(nn.Module):
-    """A model's final hidden states [N, H] to its logits [N, V]: the output embedding, a scale, and then a soft cap, where there are any."""
+    """A model's final hidden states [N, H] to its logits [N, V]: the output embedding, a scale, and then a soft cap, where there are any.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    `real` keeps the first ids only, where the rows beyond pad the head: they are cut off before any softmax, so no law gives them mass.
+    """
+
+    def __init__(self, model: PreTrainedModel, real: int | None = None) -> None:
         super().__init__()
         config = model.config.get_text_config()
         self.linear: Any = model.get_output_embeddings()
-        self.rows = output_rows(model)
+        rows = output_rows(model)
+        if real is not None and not 0 < real <= rows:
+            raise ValueError(f"{real} real ids asked of {type(model).__name__}, whose head has {rows} rows; each id needs one")
+        self.rows = real or rows
         self.scale = _scale(config)
         self.cap = next((value for one in CAPS if (value := getattr(config, one, None)) is not None), None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._finished(self.linear(hidden))
+        return self._finished(self.linear(hidden)[..., : self.rows])
 
     def over(self, ids: Tensor) -> Logits:
         """The same head over a few ids only: hidden [N, H] -> logits [N, len(ids)]. For a head that is frozen."""
+        with torch.no_grad():
+            return self.rows_of(ids)[0]
+
+    def rows_of(self, ids: Tensor) -> tuple[Logits, list[Tensor]]:
+        """The same for a head that is trained, and the tensors that learn: rows gathered once here, and not anew for each chunk."""
         if type(self.linear) is not nn.Linear:
             raise ValueError(
                 f"the head is a {type(self.linear).__name__}, of which single rows cannot be taken; let the losses see every id "
                 "(train.support: all)"
             )
-        weight = self.linear.weight.detach()[ids].contiguous()
-        bias = None if self.linear.bias is None else self.linear.bias.detach()[ids]
-        return lambda hidden: self._finished(nn.functional.linear(hidden, weight, bias))
+        rows = [one[ids] for one in (self.linear.weight, self.linear.bias) if one is not None]
+        return lambda hidden: self._finished(nn.functional.linear(hidden, *rows)), rows
 
     def _finished(self, logits: Tensor) -> Tensor:
         if self.scale != 1:
@@ -62,8 +72,9 @@ def check_head(model: PreTrainedModel, head: Logits) -> None:
         logits, found = model(input_ids=ids, use_cache=False).logits, head(last_hidden(model, ids))
         for module in training:
             module.training = True
-    if found.shape != logits.shape:
+    if found.shape[-1] > logits.shape[-1]:
         raise ValueError(f"{name} gives {logits.shape[-1]} logits, its head {found.shape[-1]}; it cannot be distilled here yet")
+    logits = logits[..., : found.shape[-1]]
     # Of the largest logit: a wrong scale is as wrong in a model whose logits are small.
     apart, largest = float((found.float() - logits.float()).abs().max()), float(logits.float().abs().max())
     if not apart <= max(1e-4, 4 * torch.finfo(logits.dtype).eps) * largest:

@@ -122,7 +122,21 @@ def test_a_head_over_some_ids_is_the_head() -> None:
     hidden, ids = torch.randn(5, 32), torch.tensor([0, 7, 8, 60])
     for family in ("phi", "cohere", "gemma2", "granite"):
         head = Head(model(family))
-        assert torch.allclose(head.over(ids)(hidden), head(hidden)[:, ids], atol=1e-6), family
+        assert torch.allclose(head.over(ids)(hidden), head(hidden)[:, ids], atol=1e-5), family
+        logits, learned = head.rows_of(ids)
+        (found,) = torch.autograd.grad(logits(hidden).sum(), head.linear.weight)
+        assert torch.allclose(found, torch.autograd.grad(head(hidden)[:, ids].sum(), head.linear.weight)[0], atol=1e-5), family
+        assert [one.shape[0] for one in learned] == [4] * (2 if family == "phi" else 1)
+
+
+def test_rows_that_pad_a_head_get_no_mass() -> None:
+    padded = model("cohere")
+    head = Head(padded, 50)
+    check_head(padded, head)
+    hidden = torch.randn(5, 32)
+    assert torch.equal(head(hidden), Head(padded)(hidden)[:, :50])
+    with pytest.raises(ValueError, match="62 real ids asked of CohereForCausalLM, whose head has 61 rows"):
+        Head(padded, 62)
 
 
 class Odd(LlamaForCausalLM):

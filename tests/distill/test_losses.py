@@ -138,6 +138,10 @@ def test_the_slopes_in_closed_form() -> None:
     assert torch.allclose(slope("forward_kl", draft, target), q - p)
     ratio = (q / p).log()
     assert torch.allclose(slope("reverse_kl", draft, target), q * (ratio - (q * ratio).sum(-1, keepdim=True)))
+    for beta, name in ((0.5, "jsd"), (0.1, "jsd:0.1")):
+        over_mixture = (q / (beta * p + (1 - beta) * q)).log()
+        wanted = (1 - beta) * q * (over_mixture - (q * over_mixture).sum(-1, keepdim=True))
+        assert torch.allclose(slope(name, draft, target), wanted)
     sign = (q - p).sign()
     assert torch.allclose(slope("total_variation", draft, target), 0.5 * q * (sign - (q * sign).sum(-1, keepdim=True)))
     chosen = EYE[p.argmax(-1)]
