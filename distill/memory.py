@@ -57,7 +57,7 @@ def predict(
         return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
     except RuntimeError as error:
         raise ValueError(
-            f"what a {target.model_type} takes cannot be predicted: its forward asks for numbers ({str(error).splitlines()[0]})"
+            f"what a {target.model_type} takes cannot be predicted, for it does not run on tensors without numbers: {str(error).splitlines()[0]}"
         ) from error
 
 

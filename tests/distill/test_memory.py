@@ -60,6 +60,7 @@ def test_each_part_grows_with_what_it_is_of() -> None:
     assert of(support=300).logits < 0.7 * base.logits  # type: ignore[attr-defined]
     assert of(listens=False).teacher == 0  # type: ignore[attr-defined]
     assert of(accumulate=2).total >= base.total  # type: ignore[attr-defined]
+    assert of(bf16=True).activations < 0.9 * base.activations  # type: ignore[attr-defined]
     assert of(scored=101).logits == pytest.approx(base.logits, rel=0.02)  # type: ignore[attr-defined]
 
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_predicted_is_said(monkeypatch: pytest.MonkeyPatch) -> No
         return float(ids.sum())
 
     monkeypatch.setattr(memory, "last_hidden", asks)
-    with pytest.raises(ValueError, match="what a llama takes cannot be predicted: its forward asks for numbers"):
+    with pytest.raises(ValueError, match="what a llama takes cannot be predicted, for it does not run"):
         predict(CONFIG, [0], 1, 8, 4, ASKED)
 
 
