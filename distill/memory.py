@@ -51,7 +51,8 @@ def predict(
 
     `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
     step. `bf16`: trained under autocast.
-    Within a few per cent of what tensors take on the CPU; any architecture, for nothing here knows one. No weight is read or made.
+    Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
+    no weight read or made; ValueError where a forward asks for numbers.
     """
     try:
         return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
