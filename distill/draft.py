@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.chunked import Asked, judged, scored_loss
+from draftsmith.distill.chunked import Asked, columns, judged, scored_loss
 from draftsmith.distill.head import Head, check_head, last_hidden
-from draftsmith.distill.losses import LOSSES
+from draftsmith.distill.losses import loss_named
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.packing import apart
 from draftsmith.distill.teacher import LiveTeacher, Teacher
-from draftsmith.specdec.models import blocks, pick
+from draftsmith.specdec.models import blocks
 from draftsmith.specdec.places import quiet
+
+JUDGED = 32  # positions of a training batch whose acceptance is measured: the heads run once more for each
 
 
 class Origin(NamedTuple):
@@ -52,7 +54,8 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
     text.num_hidden_layers = len(layers)
     if not tied:
         config.tie_word_embeddings = text.tie_word_embeddings = False
-    draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    with target.device:
+        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     state, prefix = {}, f"{target.base_model_prefix}.{name}."
     new = {str(old): str(place) for place, old in enumerate(layers)}
     for key, value in target.state_dict().items():
@@ -63,7 +66,7 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
         else:
             state[key] = value
     draft.load_state_dict(state, strict=True)
-    return draft.to(target.device).eval()
+    return draft.eval()
 
 
 class CutDraft(nn.Module):
@@ -141,22 +144,24 @@ class WholeDraft(nn.Module):
 
 
 class DistillDraft:
-    """Teach a draft the target's laws at the scored positions: `loss` is a weighted sum over `LOSSES`.
+    """Teach a draft the target's laws at the scored positions: `loss` is a weighted sum over `LOSSES` (by name, as in `lk_lambda:10`), of both laws
+    at `temperature`, which has nothing to do with the temperature that any text was sampled at.
 
     `support` (sorted ids, for a draft whose head is frozen) makes the losses compare the two laws given that the token
     is one of these ids. It cuts the cost of the head, which is most of a step, by its share of the vocabulary; ids
-    outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, for 32 positions
-    of a batch then. In eval mode everything is whole.
+    outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, in training for 32
+    positions of a batch. In eval mode everything is whole.
     """
 
     def __init__(
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
         loss: Mapping[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
+        temperature: float = 1.0,
     ) -> None:  # fmt: skip
         weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in weights:
-            pick(LOSSES, name, "loss")
-        self.asked = Asked(weights, chunk)
+            loss_named(name)
+        self.asked = Asked(weights, chunk, temperature)
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
@@ -170,12 +175,15 @@ class DistillDraft:
         self._narrow = None if support is None else (self.draft.head.over(support), support)
 
     def loss(self, batch: Batch) -> Loss:
+        signal = self.teacher.signal(batch)  # first: what the target's forward takes is given back before the draft's is kept
         hidden = self.trainable(*self.draft.inputs(batch))
-        signal = self.teacher.signal(batch)
+        said = columns(batch.ids.roll(-1, 1)[batch.scored], self.asked.ids)
         narrow = self._narrow if self.trainable.training else None
-        head, taught = (self.draft.head, signal) if narrow is None else (narrow[0], signal.within(narrow[1]))
-        total = scored_loss(hidden, head, taught, self.asked, self._learned)
-        metrics = judged(hidden, self.draft.head, signal, self.asked, 32 if narrow else None)
+        head, taught = self.draft.head, signal
+        if narrow is not None:
+            head, taught, said = narrow[0], signal.within(narrow[1]), columns(said, narrow[1])
+        total = scored_loss(hidden, head, taught, self.asked, self._learned, said)
+        metrics = judged(hidden, self.draft.head, signal, self.asked, JUDGED if self.trainable.training else None)
         return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
 
     def save(self, folder: Path) -> None:

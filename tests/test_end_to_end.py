@@ -119,7 +119,7 @@ def test_bad_input_gets_one_clear_line_before_any_long_work(finished: Path, tmp_
         ("export", "train.epochs=99"): "holds a run with another train",
         ("train", "oops"): "neither an option nor an override",
         ("train", "draft.layers=[7]", "name=deep"): "layers 0..2",
-        ("train", "train.loss={forward_lk: 1}", "name=lk"): "should be 'forward_kl'",
+        ("train", "train.loss={forward_lk: 1}", "name=lk"): "did you mean forward_kl?",
         ("train", "train.loss={}", "name=none"): "at least 1 item",
     }
     recipe = write_run(finished)

@@ -80,13 +80,28 @@ def test_yaml_traps(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-def test_the_schema_knows_the_losses() -> None:
-    from typing import get_args
+def test_the_schema_knows_the_losses(tmp_path: Path) -> None:
+    from draftsmith.distill.losses import LOSSES, PARAMETERS, loss_named
+    from draftsmith.recipes import schema
 
-    from draftsmith.distill import LOSSES
-    from draftsmith.recipes.schema import Loss
-
-    assert set(get_args(Loss)) == LOSSES.keys()
+    assert {name: PARAMETERS.get(name) for name in LOSSES} == schema.LOSSES
+    path = write_run(tmp_path)
+    asked = "train.loss={lk_lambda:10: 1.0, jsd:0.1: 0.5, hass:5: 1, ce_argmax: 0.1}"
+    assert load_recipe(path, [asked]).train.loss == {"lk_lambda:10": 1.0, "jsd:0.1": 0.5, "hass:5": 1.0, "ce_argmax": 0.1}
+    for wrong, problem in {
+        "forward_lk": "no such loss; did you mean forward_kl\\?",
+        "huber": "no such loss; known are forward_kl, reverse_kl",
+        "tvd_pp:2": "tvd_pp takes no parameter; those that do are jsd, lk_lambda, hass",
+        "jsd:1": "beta must be a number above 0 and below 1, found 'jsd:1'",
+        "lk_lambda:x": "eta must be a number above 0, found",
+        "lk_lambda:inf": "eta must be a number above 0, found",
+        "hass:0": "k must be a whole number above 0, found",
+        "hass:1.5": "k must be a whole number above 0, found",
+    }.items():
+        with pytest.raises(ValueError, match=problem):
+            load_recipe(path, [f"train.loss={{{wrong}: 1}}"])
+        with pytest.raises(ValueError, match="loss"):
+            loss_named(wrong)
 
 
 def test_overrides_reach_whatever_the_recipe_has(tmp_path: Path) -> None:

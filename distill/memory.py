@@ -1,0 +1,185 @@
+"""What a training step will take: the step itself, run on tensors that have shapes and no numbers; and what a run took in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from draftsmith.distill.chunked import Asked, judged, scored_loss
+from draftsmith.distill.draft import JUDGED, CutDraft
+from draftsmith.distill.head import Head, last_hidden
+from draftsmith.distill.signal import Dense
+
+# Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
+# An attention of which it knows no mask gets none, as rows that are padded on the right have none.
+UNMASKED = "sdpa_unmasked"
+AttentionInterface.register(UNMASKED, sdpa_attention_forward)
+
+
+class Memory(NamedTuple):
+    """Bytes. The first four stay for the whole run; the next three come and go, each at its height beyond what was there before it;
+    `total` is the height of all together, which is less than their sum. It is what tensors hold: an allocator adds its own."""
+
+    target: int  # its weights
+    draft: int  # the weights that are trained
+    gradients: int
+    moments: int  # AdamW's two
+    teacher: int  # the target's forward; 0 where what it said is stored
+    activations: int  # what the draft's forward keeps for its backward
+    logits: int  # the losses: a chunk of logits and all that is made of it, and hidden states with their slopes
+    total: int
+
+
+def predict(
+    target: PretrainedConfig, draft: list[int] | PretrainedConfig, rows: int, length: int, scored: int, asked: Asked, *,
+    dtype: torch.dtype = torch.float32, support: int = 0, listens: bool = True, accumulate: int = 1, bf16: bool = False,
+    device: str = "cpu",
+) -> Memory:  # fmt: skip
+    """A micro-batch of `rows` x `length` tokens, `scored` of them, for a draft of some of the target's layers, or one with a config.
+
+    `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
+    step. `bf16`: trained under autocast.
+    Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
+    no weight read or made; ValueError where a forward asks for numbers.
+    """
+    try:
+        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"what a {target.model_type} takes cannot be predicted, for it does not run on tensors without numbers: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _dry_run(
+    target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
+    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str,
+) -> Memory:  # fmt: skip
+    rows, length, scored = size
+    with FakeTensorMode(), torch.device(device), Live() as live:
+        model = _built(target, dtype).eval().requires_grad_(False)
+        step = _Step(model, draft, asked, dtype, support, bf16)
+        parameters = [one for one in step.draft.parameters() if one.requires_grad]
+        moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
+        if accumulate > 1:
+            for one in parameters:
+                one.grad = torch.zeros_like(one)
+        batch = torch.zeros(rows, length, dtype=torch.long)
+        where = (torch.zeros(scored, dtype=torch.long), torch.zeros(scored, dtype=torch.long))
+        weights, before, live.peak = _bytes(step.draft.parameters()), live.now, live.now
+        with torch.no_grad():
+            said = last_hidden(model, batch)[where] if listens else torch.zeros(scored, step.width, dtype=dtype)
+        teacher, now, live.peak, highest = live.peak - before, live.now, live.now, live.peak
+        hidden = step.forward(batch, where)
+        activations, highest, live.peak, now = live.now - now, max(highest, live.peak), live.now, live.now
+        total = step.loss(hidden, Dense(said, Head(model)))
+        logits, highest = live.peak - now, max(highest, live.peak)
+        total.backward()
+        # The update holds a denominator beside each weight: of one weight at a time on a CPU, of all of them on a GPU.
+        sizes = [_bytes([one]) for one in parameters]
+        update = live.now + (2 * max(sizes) if device == "cpu" else sum(sizes))
+        highest = max(highest, live.peak, update)
+    return Memory(
+        _bytes(model.parameters()), weights, sum(sizes), _bytes(moments), teacher if listens else 0, activations, logits, highest
+    )
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors made inside it that live `now`, the `peak` of that (set it back as you like), and the elements of the
+    `largest`. `known` tensors, made outside, count as nothing."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.now = self.peak = self.largest = 0
+        self._alive: dict[int, int] = {}
+        for one in known:
+            self._alive[one.untyped_storage()._cdata] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._made, out)
+        return out
+
+    def _made(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive:
+            return  # a view, or changed in place
+        size = storage.nbytes()
+        self._alive[storage._cdata] = size
+        weakref.finalize(storage, self._gone, storage._cdata)
+        self.now += size
+        self.peak, self.largest = max(self.peak, self.now), max(self.largest, size // tensor.element_size())
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._alive.pop(key)
+
+
+class _Step:
+    """What `DistillDraft` does with a batch, by the same functions, but for masks: an index says which positions are scored."""
+
+    def __init__(
+        self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool
+    ) -> None:
+        self.cut = isinstance(draft, list)
+        made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
+        self.draft: Any = made
+        self.draft.train()
+        self.head: Any = self.draft.head if self.cut else Head(made)
+        self.learned = [one for one in self.head.parameters() if one.requires_grad]
+        self.asked, self.bf16, self.target = asked, bf16, target
+        self.width = target.get_output_embeddings().weight.shape[1]
+        self.support = torch.arange(support) if support else None
+        self.narrow = None if self.support is None else self.head.over(self.support)
+
+    def forward(self, batch: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
+        kind = batch.device.type
+        with torch.autocast(kind, torch.bfloat16) if self.bf16 else contextlib.nullcontext():
+            if not self.cut:
+                return last_hidden(self.draft, batch)[where]
+            with torch.no_grad():
+                embedded = self.target.get_input_embeddings()(batch)
+            return self.draft(embedded, where)
+
+    def loss(self, hidden: Tensor, signal: Dense) -> Tensor:
+        hidden = hidden.to(signal.hidden.dtype)
+        said = torch.zeros(len(hidden), dtype=torch.long)
+        taught = signal if self.support is None else signal.within(self.support)
+        total = scored_loss(hidden, self.narrow or self.head, taught, self.asked, self.learned, said)
+        judged(hidden, self.head, signal, self.asked, JUDGED)
+        return total
+
+
+def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(UNMASKED)
+    return model
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def resident() -> int:
+    """What this process holds in memory now, in bytes (where a system does not tell: what it held at most so far)."""
+    told = Path("/proc/self/statm")
+    return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else measured(device="cpu")
+
+
+def measured(before: int = 0, device: str | None = None) -> int:
+    """The most that was held so far, in bytes: on a GPU by torch's tensors there, else by this process beyond what was there `before`."""
+    if (device or ("cuda" if torch.cuda.is_available() else "cpu")) != "cpu":
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak - before

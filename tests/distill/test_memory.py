@@ -1,0 +1,123 @@
+"""What a step is predicted to take is what it takes, tensor by tensor; and what a process took is measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate, memory
+from draftsmith.distill.chunked import Asked
+from draftsmith.distill.memory import Live, predict
+from tiny import FAMILIES, tiny
+
+CONFIG = LlamaConfig(
+    vocab_size=3000, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
+)
+ASKED = Asked({"forward_kl": 1.0}, chunk=32)
+
+
+def test_bytes_of_tensors_are_counted_while_they_live() -> None:
+    known = torch.zeros(100)
+    with Live(known) as live:
+        one = torch.zeros(1000)
+        two = one.view(10, 100) + known  # a view takes nothing, the sum does
+        assert (live.now, live.largest) == (8000, 1000)
+        one.add_(1)
+        known.mul_(2)
+        assert live.now == 8000
+        del one
+        assert live.now == 4000
+        del two
+        assert (live.now, live.peak) == (0, 8000)
+
+
+def test_what_stays_is_counted_to_the_byte() -> None:
+    found = predict(CONFIG, [0, 3], rows=2, length=16, scored=20, asked=ASKED)
+    target = AutoModelForCausalLM.from_config(CONFIG)
+    weights = sum(one.numel() for one in CutDraft(target, [0, 3]).parameters()) * 4
+    assert found.target == sum(one.numel() for one in target.parameters()) * 4
+    assert (found.draft, found.gradients, found.moments) == (weights, weights, 2 * weights)
+    assert found.total > found.target + found.draft + found.gradients + found.moments
+    assert found.total <= sum(found[:-1])
+    half = predict(CONFIG, [0, 3], rows=2, length=16, scored=20, asked=ASKED, dtype=torch.bfloat16)
+    assert (half.target, half.draft) == (found.target // 2, weights // 2)
+
+
+def test_each_part_grows_with_what_it_is_of() -> None:
+    def of(rows: int = 2, length: int = 64, scored: int = 100, chunk: int = 32, **more: object) -> object:
+        return predict(CONFIG, [0, 3], rows, length, scored, ASKED._replace(chunk=chunk), **more)  # type: ignore[arg-type]
+
+    base, wide, long = of(), of(rows=4), of(length=128)
+    assert wide.activations == pytest.approx(2 * base.activations, rel=0.1)  # type: ignore[attr-defined]
+    assert long.activations >= 1.9 * base.activations  # type: ignore[attr-defined]
+    assert wide.teacher == pytest.approx(2 * base.teacher, rel=0.1)  # type: ignore[attr-defined]
+    assert of(chunk=64).logits == pytest.approx(2 * base.logits, rel=0.1)  # type: ignore[attr-defined]
+    assert of(support=300).logits < 0.7 * base.logits  # type: ignore[attr-defined]
+    assert of(listens=False).teacher == 0  # type: ignore[attr-defined]
+    assert of(accumulate=2).total >= base.total  # type: ignore[attr-defined]
+    assert of(bf16=True).activations < 0.9 * base.activations  # type: ignore[attr-defined]
+    assert of(scored=101).logits == pytest.approx(base.logits, rel=0.02)  # type: ignore[attr-defined]
+
+
+def taken(family: str, whole: bool, support: int, weights: dict[str, float]) -> tuple[int, int]:
+    """A real step on real tensors, counted, and what was predicted from configs."""
+    rows = [(list(range(3, 40)), 20), (list(range(5, 33)), 4), (list(range(5, 33)), 8)]
+    batch = collate(rows)
+    scored = int(batch.scored.sum())
+    with Live(*batch) as live:
+        target = tiny(family)
+        teacher = LiveTeacher(target)
+        draft = tiny(family, seed=1).train() if whole else CutDraft(target, [0, 2])
+        objective = DistillDraft(draft, teacher, weights, chunk=16, support=torch.arange(support) if support else None)
+        optimizer = torch.optim.AdamW([one for one in objective.trainable.parameters() if one.requires_grad], lr=1e-3)
+        objective.trainable.train()
+        for _ in range(2):
+            live.peak = live.now
+            loss = objective.loss(batch)
+            loss.total.backward()
+            optimizer.step()
+            del loss
+            optimizer.zero_grad(set_to_none=True)
+    said = predict(
+        FAMILIES[family](), FAMILIES[family]() if whole else [0, 2], 3, 37, scored, Asked(weights, 16), support=support,
+    )  # fmt: skip
+    return live.peak, said.total
+
+
+@pytest.mark.parametrize(
+    "family, whole, support, weights",
+    [
+        ("llama", False, 0, {"forward_kl": 1.0}),
+        ("llama", False, 20, {"lk_lambda": 1.0, "ce_argmax": 0.1}),
+        ("gemma2", True, 0, {"jsd": 1.0}),
+        ("gpt2", True, 0, {"ce_data": 1.0}),
+    ],
+)
+def test_a_real_step_takes_what_was_predicted(family: str, whole: bool, support: int, weights: dict[str, float]) -> None:
+    real, said = taken(family, whole, support, weights)
+    assert said == pytest.approx(real, rel=0.02)
+
+
+def test_what_cannot_be_predicted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(model: object, ids: torch.Tensor) -> object:
+        return float(ids.sum())
+
+    monkeypatch.setattr(memory, "last_hidden", asks)
+    with pytest.raises(ValueError, match="what a llama takes cannot be predicted, for it does not run"):
+        predict(CONFIG, [0], 1, 8, 4, ASKED)
+
+
+def test_what_a_process_took_is_its_peak_beyond_what_it_held() -> None:
+    """In a process of its own: a peak never falls, and here other tests have had theirs."""
+    code = (
+        "import torch; from draftsmith.distill.memory import measured, resident\n"
+        "before = resident(); one = torch.ones(25_000_000); del one; print(measured(before, 'cpu'))"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert 95e6 < int(done.stdout) < 160e6
