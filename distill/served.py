@@ -68,7 +68,7 @@ class ServedTarget:
                 "They are not one model: serve the recipe's target, or name the folder of the served one as the target"
             )
         if k:
-            self._laws(choice, ours, 1, k)
+            self._laws(choice, example((ours, 1)), k)
 
     def answer(
         self, prompts: Sequence[list[int]], how: Sampling, max_new_tokens: int, seeds: Sequence[int], stop: Sequence[int],

@@ -9,10 +9,10 @@ from datasets import Dataset
 from torch import Tensor
 
 from draftsmith.distill import Batch, Signal, collate
+from draftsmith.distill.batch import Example
 from draftsmith.distill.teacher import HiddenTeacher, Teacher
 from draftsmith.distill.top_k import Listened, TopK, top_k
 from draftsmith.train.columns import About, to_listened
-from draftsmith.train.data import Example
 from draftsmith.train.shards import places
 from draftsmith.train.store import Ask, no_bars, opened
 

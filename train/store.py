@@ -16,11 +16,11 @@ from datasets.utils import are_progress_bars_disabled, disable_progress_bars, en
 from torch import Tensor
 
 from draftsmith.distill import collate
+from draftsmith.distill.batch import Example
 from draftsmith.distill.top_k import Listened
 from draftsmith.recipes.files import room_for, whole_file, write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.train.columns import ROUNDED, About, bytes_a_position, checked, to_table
-from draftsmith.train.data import Example
 from draftsmith.train.prepare import identity
 from draftsmith.train.shards import fingerprint, places, shards
 

@@ -17,10 +17,10 @@ from accelerate import Accelerator
 from datasets import Dataset
 
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, acceptance, collate
+from draftsmith.distill.batch import Example, example
 from draftsmith.distill.top_k import Listened, top_k
 from draftsmith.train import store
 from draftsmith.train.columns import bytes_a_position
-from draftsmith.train.data import Example
 from draftsmith.train.listened import ListenedTeacher, ask_live
 from draftsmith.train.store import about_store, write_store
 from tiny import noisy, tiny, tiny_tokenizer
@@ -305,7 +305,7 @@ def likely(vocabulary: int, k: int, some: int = 2000) -> Callable[[list[Example]
     ids = torch.randperm(vocabulary, generator=GENERATOR)[:some]
 
     def ask(rows: list[Example]) -> list[Listened]:
-        said = [top_k(common + 2.5 * torch.randn(len(row) - n, some, generator=GENERATOR), k) for row, n in rows]
+        said = [top_k(common + 2.5 * torch.randn(row.scored, some, generator=GENERATOR), k) for row in map(example, rows)]
         return [one._replace(ids=ids[one.ids]) for one in said]
 
     return ask
@@ -315,7 +315,7 @@ def likely(vocabulary: int, k: int, some: int = 2000) -> Callable[[list[Example]
 def test_the_size_that_is_printed_is_the_size_that_is_written(
     vocabulary: int, few: int, many: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: list[Example] = [([i, *range(3, 63)], 1) for i in range(20)]
+    rows = [example(([i, *range(3, 63)], 1)) for i in range(20)]
     about = about_store("long-tailed", "r", TOKENIZER, "fp32", vocabulary, 32)
     write_store(tmp_path / "s", rows, likely(vocabulary, 32), about, ALONE)
     kept, mapped = bytes_a_position(about)
