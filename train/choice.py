@@ -38,5 +38,7 @@ class Choice:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["by"] != self.by:
-            raise ValueError(f"the checkpoint was chosen by {state['by']}, this run chooses by {self.by}: name it otherwise (name=...)")
+            raise ValueError(
+                f"the checkpoint was chosen by {state['by']}, this run chooses by {self.by}: name it otherwise (name=...)"
+            )
         self.best, self.step, self.since = state["best"], state["step"], state["since"]

@@ -99,7 +99,14 @@ def writer(
     def write(prompts: list[list[int]], seeds: list[int]) -> list[Example]:
         places = range(rank, len(prompts), world)
         rows = write_rows(
-            speaking(draft), [prompts[i] for i in places], how, max_new_tokens, [seeds[i] for i in places], ends, vocab_size, batch_size
+            speaking(draft),
+            [prompts[i] for i in places],
+            how,
+            max_new_tokens,
+            [seeds[i] for i in places],
+            ends,
+            vocab_size,
+            batch_size,
         )
         return [row for _, row in sorted(gather_object(list(zip(places, rows, strict=True))))]
 

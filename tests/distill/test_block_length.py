@@ -77,9 +77,7 @@ def test_greedy_blocks_are_those_of_the_decoder(k: int) -> None:
     expected = block_tokens(loss.each.agrees, k)
     yields = []
     for start in range(1, len(text)):  # a call's first round is behind a token that the prefill said
-        out = generate(
-            target, [prompt + text[: start - 1]], ModelDrafter(draft), k=k, max_new_tokens=len(text) - start + 1
-        )
+        out = generate(target, [prompt + text[: start - 1]], ModelDrafter(draft), k=k, max_new_tokens=len(text) - start + 1)
         yields.append(out.rounds[0][1][1] + 1)
     assert yields == expected[1:].tolist()
     assert 1 < sum(yields) / len(yields) < k + 1, "a draft that is always or never right tests nothing"

@@ -33,7 +33,9 @@ def numbered(prompts: list[list[int]], seeds: list[int]) -> list[Example]:
     return [([*prompt, seed], len(prompt)) for prompt, seed in zip(prompts, seeds, strict=True)]
 
 
-def mixture(write: Write = numbered, told: list[dict[str, object]] | None = None, plan: Plan | None = None, **changes: float) -> Mixture:
+def mixture(
+    write: Write = numbered, told: list[dict[str, object]] | None = None, plan: Plan | None = None, **changes: float
+) -> Mixture:
     plan = plan or Plan(OFF, 3, 10, seed=1)
     schedule = Schedule(**{"share": 0.5, "refresh_every": 8, "rows": 6, "seed": 2, **changes})  # type: ignore[arg-type]
     return Mixture(plan.step, plan.steps, 3, schedule, PROMPTS, write, [2], [].append if told is None else told.append)
@@ -93,7 +95,7 @@ def test_more_rows_than_prompts_takes_each_prompt_as_often() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"on_policy.rows=2 asked, and a step takes 3"):
         mixture(rows=2)
-    with pytest.raises(ValueError, match="stored cannot score the rows that the draft writes.*live or served"):
+    with pytest.raises(ValueError, match=r"stored cannot score the rows that the draft writes.*live or served"):
         check_teacher("stored")
     check_teacher("live")
     check_teacher("served")
@@ -102,7 +104,9 @@ def test_what_cannot_be_is_refused() -> None:
         prompts_of([([5, 6, 7, 8], 2)], 1)
 
 
-def learn(folder: Path | None, stop_at: int | None = None, save_at: int | None = None, share: float | None = 0.6) -> tuple[dict[str, bytes], list[tuple[int, list[Example]]]]:
+def learn(
+    folder: Path | None, stop_at: int | None = None, save_at: int | None = None, share: float | None = 0.6
+) -> tuple[dict[str, bytes], list[tuple[int, list[Example]]]]:
     """A run of 10 steps with dropout -> the draft's weights, and what was written at which step; `share` None has no mixture at all."""
     target = tiny(attention_dropout=0.1)
     objective = DistillDraft(CutDraft(target, [0, 1]), target)
@@ -136,7 +140,16 @@ def learn(folder: Path | None, stop_at: int | None = None, save_at: int | None =
             checkpoint.save(folder, step, objective, accelerator, held_out, {}, 9, 0)
         return step == stop_at
 
-    train(objective, optimizer, batches, start=start, steps=10, settings=Train(learning_rate=3e-3), accelerator=accelerator, after=after)
+    train(
+        objective,
+        optimizer,
+        batches,
+        start=start,
+        steps=10,
+        settings=Train(learning_rate=3e-3),
+        accelerator=accelerator,
+        after=after,
+    )
     return {name: one.detach().numpy().tobytes() for name, one in objective.draft.named_parameters()}, written
 
 
