@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from draftsmith.distill.draft import CutDraft
 from draftsmith.specdec import Sampling, generate
 from draftsmith.specdec.drafters.early_exit import shell
-from draftsmith.specdec.models import chat_ids, eos_ids, real_ids
+from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids
 
 
 class Answer(NamedTuple):
@@ -77,23 +77,27 @@ def speaking(draft: Any) -> PreTrainedModel:
 @torch.inference_mode()
 def write_rows(
     draft: PreTrainedModel, prompts: list[list[int]], how: Sampling, max_new_tokens: int, seeds: Sequence[int],
-    eos: Iterable[int], vocab_size: int | None = None, batch_size: int = 24,
+    eos: Iterable[int], vocab_size: int | None = None, batch_size: int = 24, ids: Tensor | None = None,
 ) -> list[tuple[list[int], int]]:  # fmt: skip
     """Rows (prompt + what the draft says after it, prompt length), in the order of `prompts`, which are ids as they will be served.
 
     A row ends with the first EOS, which it keeps, or where `max_new_tokens` cut it off; then nothing is added, and nothing
-    stands behind what was said that a mask would have to hide. Only `how` shapes the law: a generation_config is not asked.
-    Row i hangs on its prompt, `seeds`[i] and the weights. (DistillSpec 2310.08461, GKD 2306.13649.)
+    stands behind what was said that a mask would have to hide. Only `how` shapes the law, and `ids` where they are all that the draft
+    can say; a generation_config is not asked. Row i hangs on its prompt, `seeds`[i] and the weights. (DistillSpec 2310.08461, GKD 2306.13649.)
     """
     if len(seeds) != len(prompts):
         raise ValueError(f"one seed a row: {len(prompts)} prompts, found {len(seeds)} seeds")
+    only: list[Any] = []
+    if ids is not None:
+        never = torch.ones(output_rows(draft), dtype=torch.bool, device=draft.device).index_fill(0, ids.to(draft.device), False)
+        only = [lambda _, scores: scores.masked_fill(never, -torch.inf)]
     rows: dict[int, tuple[list[int], int]] = {}
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # prompts of like length together: less padding
     for start in range(0, len(order), batch_size):
         some = order[start : start + batch_size]
         out = generate(
             draft, [prompts[i] for i in some], how=how, max_new_tokens=max_new_tokens, eos=eos, seed=[seeds[i] for i in some],
-            vocab_size=vocab_size,
+            vocab_size=vocab_size, processors=only,
         )  # fmt: skip
         rows |= {i: (prompts[i] + said, len(prompts[i])) for i, said in zip(some, out.tokens, strict=True)}
     return [rows[i] for i in range(len(prompts))]

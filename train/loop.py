@@ -107,7 +107,8 @@ def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerato
         loss = objective.loss(batch.to(accelerator.device))
         if loss.each is None:
             raise ValueError(f"{type(objective).__name__}.loss gave no `each` in eval mode; held-out blocks are judged by it")
-        for name, value in {"loss": loss.total, **loss.metrics, **block_sums(batch.scored, loss.each, k)}.items():
+        figures: dict[str, Any] = {"loss": loss.total, **loss.metrics, **block_sums(batch.scored, loss.each, k)}
+        for name, value in figures.items():
             if name in sums:
                 sums[name] += float(value)
     objective.trainable.train()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from draftsmith.distill import collate
 from draftsmith.distill.rollout import speaking, write_rows
@@ -43,7 +44,7 @@ class Mixture:
     """
 
     def __init__(
-        self, off: Callable[[int], list[Example]], steps: int, size: int, schedule: Schedule, prompts: list[list[int]], write: Write,
+        self, off: Callable[[int], Sequence[Any]], steps: int, size: int, schedule: Schedule, prompts: list[list[int]], write: Write,
         ends: Iterable[int] = (), told: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:  # fmt: skip
         if schedule.rows < size:
@@ -60,7 +61,7 @@ class Mixture:
         """Is step `number`, counted from 0, on policy?"""
         return self._before[number + 1] > self._before[number]
 
-    def step(self, number: int) -> list[Example]:
+    def step(self, number: int) -> Sequence[Any]:
         """The rows of step `number`; to be asked of every process in step, for all of them write."""
         if not self.takes(number):
             return self._off(number - self._before[number])
@@ -90,8 +91,9 @@ class Mixture:
 
 
 def writer(
-    draft: Any, how: Sampling, max_new_tokens: int, eos: Iterable[int], vocab_size: int, batch_size: int, accelerator: Accelerator
-) -> Write:
+    draft: Any, how: Sampling, max_new_tokens: int, eos: Iterable[int], vocab_size: int, batch_size: int, accelerator: Accelerator,
+    ids: Tensor | None = None,
+) -> Write:  # fmt: skip
     """The draft as it is whenever it is called; every process writes its share, and all get the same rows in the same order."""
     ends = frozenset(eos)
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -99,15 +101,8 @@ def writer(
     def write(prompts: list[list[int]], seeds: list[int]) -> list[Example]:
         places = range(rank, len(prompts), world)
         rows = write_rows(
-            speaking(draft),
-            [prompts[i] for i in places],
-            how,
-            max_new_tokens,
-            [seeds[i] for i in places],
-            ends,
-            vocab_size,
-            batch_size,
-        )
+            speaking(draft), [prompts[i] for i in places], how, max_new_tokens, [seeds[i] for i in places], ends, vocab_size, batch_size, ids
+        )  # fmt: skip
         return [row for _, row in sorted(gather_object(list(zip(places, rows, strict=True))))]
 
     return write

@@ -96,6 +96,9 @@ def test_a_row_hangs_on_its_prompt_and_seed_in_whatever_company() -> None:
     assert write_rows(draft, PROMPTS, WARM, 10, [9, 2, 3, 4], [2])[0] != together[0]
     assert write_rows(draft, [], WARM, 10, [], [2]) == []
     assert all(max(ids) < 30 for ids, n in write_rows(draft, [[5]] * 3, WARM, 20, [1, 2, 3], [], vocab_size=30))
+    some = torch.tensor([3, 7, 8, 20])
+    limited = write_rows(draft, PROMPTS, WARM, 10, [1, 2, 3, 4], [2], ids=some)
+    assert {one for ids, n in limited for one in ids[n:]} == set(some.tolist()), "a draft of few ids says no other"
     with pytest.raises(ValueError, match="one seed a row: 4 prompts, found 1"):
         write_rows(draft, PROMPTS, WARM, 10, [1], [2])
 
