@@ -46,9 +46,9 @@ def test_the_run_folder_explains_itself(undisturbed: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, steps[-1]["step"] + 1))
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {"acceptance", "agreement", "grad_norm", "learning_rate", "scored", "tokens_per_second"} <= steps[0].keys()
-    held_out = [line["held_out"]["acceptance"] for line in lines if "held_out" in line]
+    held_out = [line["held_out"]["block_length"] for line in lines if "held_out" in line]
     best = json.loads((run / "best.json").read_text())
-    assert best["held_out"]["acceptance"] == max(held_out)
+    assert best["held_out"]["block_length"] == max(held_out)
     assert len(runs.steps(run)) <= recipe.train.keep + 1
     fit = json.loads((run / "start" / "warm" / "fit.json").read_text())
     assert fit["acceptance"] > fit["before"]
