@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from draftsmith.distill import Batch, collate
@@ -80,9 +81,9 @@ class Plan:
         return steps
 
 
-def micro_batches(rows: list[Example], accumulate: int, rank: int, world: int) -> list[Batch]:
+def micro_batches(rows: Sequence[Example], accumulate: int, rank: int, world: int) -> list[Batch]:
     """This process's share of a step as `accumulate` batches; one that has no rows left is a row of which nothing is scored."""
-    mine = rows[rank::world]
+    mine = list(rows[rank::world])
     size = -(-len(mine) // accumulate) or 1
     batches = [collate(mine[start : start + size]) for start in range(0, len(mine), size)]
     idle = collate([(rows[0][0][:2], len(rows[0][0][:2]))])

@@ -16,10 +16,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from draftsmith.distill import collate
+from draftsmith.distill import DistillDraft, collate
 from draftsmith.distill.rollout import speaking, write_rows
+from draftsmith.recipes import Recipe
 from draftsmith.specdec import Sampling
-from draftsmith.train.data import Example
+from draftsmith.specdec.models import eos_ids, real_ids
+from draftsmith.train.data import Example, Plan
 
 Write = Callable[[list[list[int]], list[int]], list[Example]]  # prompts, a seed each -> rows
 
@@ -118,6 +120,27 @@ def prompts_of(rows: list[Example], longest: int) -> tuple[list[list[int]], int]
             "on_policy.max_new_tokens or raise data.max_length"
         )
     return kept, len(prompts) - len(kept)
+
+
+def mixed(
+    recipe: Recipe, plan: Plan, size: int, rows: list[Example], objective: DistillDraft, target: Any, tokenizer: Any, accelerator: Accelerator,
+    told: Callable[[dict[str, Any]], None],
+) -> Mixture | None:  # fmt: skip
+    """The plan mixed with rows that the draft writes on the prompts of `rows`, where the recipe asks for them."""
+    own, data = recipe.train.on_policy, recipe.data
+    if own is None:
+        return None
+    check_teacher(recipe.train.teacher)
+    longest, ends = data.max_length - own.max_new_tokens, eos_ids(target, tokenizer)
+    prompts, left_out = prompts_of(rows, longest)
+    if accelerator.is_main_process:
+        print(f"on policy: {len(prompts)} prompts, {left_out} of more than {longest} tokens left out")
+    write = writer(
+        objective.draft, Sampling(temperature=own.temperature), own.max_new_tokens, ends, real_ids(target, tokenizer), data.batch_size,
+        accelerator, objective.asked.ids,
+    )  # fmt: skip
+    schedule = Schedule(own.share, own.refresh_every, own.rows, recipe.seed)
+    return Mixture(plan.step, plan.steps, size, schedule, prompts, write, ends, told)
 
 
 def check_teacher(teacher: str) -> None:

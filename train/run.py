@@ -21,9 +21,11 @@ from draftsmith.recipes.progress import Progress
 from draftsmith.specdec.models import load
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
+from draftsmith.train.choice import Choice
 from draftsmith.train.data import Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
+from draftsmith.train.on_policy import mixed
 from draftsmith.train.prepare import identity, manifest, prepare, read_answers
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.states import StoredTeacher
@@ -84,12 +86,13 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         write_whole(folder / "recipe.yaml", recipe.dump())
     with accelerator.main_process_first():
         rows = to_rows(answers(recipe, target, tokenizer, name), tokenizer, data.max_length, data.held_out, recipe.seed, data.rows)
-    plan = Plan(rows.train, settings.batch_size * settings.accumulate * accelerator.num_processes, settings.epochs, recipe.seed)
+    size = settings.batch_size * settings.accumulate * accelerator.num_processes
+    plan = Plan(rows.train, size, settings.epochs, recipe.seed)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
     draft = CutDraft(target, recipe.draft.layers)
-    size = _bytes(draft)
-    room_for(folder, (settings.keep + 2) * size, folder / "step-N")
+    size_on_disk = _bytes(draft)
+    room_for(folder, (settings.keep + 2) * size_on_disk, folder / "step-N")
     live = LiveTeacher(target)
     kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
     teacher = StoredTeacher(live, folder / "teacher", kept, name, accelerator)
@@ -107,9 +110,14 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     )
     if not runs.steps(folder):
         _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
+    choice = Choice(settings.select, settings.patience)
+    accelerator.register_for_checkpointing(choice)
+    mixture = mixed(recipe, plan, size, rows.train, objective, target, tokenizer, accelerator, lambda line: log.write(line))
+    if mixture is not None:
+        accelerator.register_for_checkpointing(mixture)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"processes": accelerator.num_processes, "steps": plan.steps, "rows": plan.fingerprint}
-    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
+    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
     if accelerator.is_main_process:
         write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
         banner(rows, plan, start, accelerator, folder)
@@ -117,26 +125,40 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     log = Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
     progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
 
-    def after(record: Record) -> None:
-        log.write(record._asdict())
+    def after(record: Record) -> bool:
+        own = {} if mixture is None else {"on_policy": mixture.takes(record.step - 1)}
+        log.write(record._asdict() | own)
         progress.at(
             record.step, f"loss {record.loss:.3f}, acceptance {record.acceptance:.3f}, {record.tokens_per_second:.0f} tokens/s"
         )
         last = record.step == plan.steps
         if last or record.step % settings.save_every == 0 or record.step % settings.evaluate_every == 0:
-            means = evaluate(objective, held_out, accelerator)
+            means = evaluate(objective, held_out, accelerator, settings.k)
+            better = choice.see(record.step, means)
             log.write({"step": record.step, "held_out": means})
-            if last or record.step % settings.save_every == 0:
-                checkpoint.save(folder, record.step, objective, accelerator, means, steps_of, settings.keep, size)
+            if choice.over:
+                log.write({"step": record.step, "stopped": choice.why()})
+            # With patience the best evaluation is kept whenever it comes, and the one at which it ran out.
+            if last or record.step % settings.save_every == 0 or choice.over or (better and settings.patience):
+                checkpoint.save(
+                    folder, record.step, objective, accelerator, means, steps_of, settings.keep, size_on_disk, choice.by
+                )
+        return choice.over
 
-    if start < plan.steps:
+    if start < plan.steps and not choice.over:
         train(
-            objective, optimizer, lambda step: micro_batches(plan.step(step), settings.accumulate, accelerator.process_index, accelerator.num_processes),
+            objective, optimizer, lambda step: micro_batches((mixture or plan).step(step), settings.accumulate, accelerator.process_index, accelerator.num_processes),
             start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()
+    if choice.over and accelerator.is_main_process:
+        print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
     if accelerator.is_main_process and (best := runs.best(folder)) is not None:
-        print(f"best draft: {best / 'draft'}, held-out acceptance {runs.state(best)['held_out']['acceptance']:.3f}")
+        figures = runs.state(best)["held_out"]
+        print(
+            f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
+            f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {settings.k})"
+        )
 
 
 def _start(
