@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftsmith.distill.head import Logits
 from draftsmith.distill.losses import OF_DATA, OF_TOKENS, loss_named
-from draftsmith.distill.signal import Signal, with_never
+from draftsmith.distill.signal import Overlap, Signal, with_never
 
 
 class Asked(NamedTuple):
@@ -48,16 +48,20 @@ def columns(tokens: Tensor, ids: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def judged(draft: Tensor, head: Logits, signal: Signal, asked: Asked, most: int | None = None) -> dict[str, Tensor]:
-    """Sums of acceptance and argmax agreement under the whole laws, over all N positions or `most` of them, evenly spaced."""
+def judged(draft: Tensor, head: Logits, signal: Signal, asked: Asked, most: int | None = None) -> Overlap:
+    """Acceptance and argmax agreement under the whole laws, at all N positions or at `most` of them, evenly spaced."""
     if most is not None and len(draft) > most:
         some = torch.linspace(0, len(draft) - 1, most, device=draft.device).long()
         draft, signal = draft[some], signal.picked(some)
-    sums = torch.zeros(3, device=draft.device)
-    for start in range(0, len(draft), asked.chunk):
-        at = slice(start, start + asked.chunk)
-        sums += torch.stack([one.float().sum() for one in signal.overlap(head(draft[at]), at, asked.ids)])
-    return {"acceptance": sums[0], "acceptance_at_most": sums[1], "agreement": sums[2], "judged": torch.tensor(float(len(draft)))}
+    starts = range(0, max(len(draft), 1), asked.chunk)  # no position at all still has a law, of no rows
+    parts = [signal.overlap(head(draft[at]), at, asked.ids) for at in (slice(start, start + asked.chunk) for start in starts)]
+    return Overlap(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def sums(each: Overlap) -> dict[str, Tensor]:
+    """What the loop divides by `judged`: acceptance, the most it can be where only bounds are known, and agreement."""
+    low, high, agrees = (one.float().sum() for one in each)
+    return {"acceptance": low, "acceptance_at_most": high, "agreement": agrees, "judged": torch.tensor(float(len(each.low)))}
 
 
 class _Chunked(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.chunked import Asked, columns, judged, scored_loss
+from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
 from draftsmith.distill.head import Head, check_head, last_hidden
 from draftsmith.distill.losses import loss_named
 from draftsmith.distill.objective import Loss
@@ -183,8 +183,9 @@ class DistillDraft:
         if narrow is not None:
             head, taught, said = narrow[0], signal.within(narrow[1]), columns(said, narrow[1])
         total = scored_loss(hidden, head, taught, self.asked, self._learned, said)
-        metrics = judged(hidden, self.draft.head, signal, self.asked, JUDGED if self.trainable.training else None)
-        return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
+        each = judged(hidden, self.draft.head, signal, self.asked, JUDGED if self.trainable.training else None)
+        metrics = sums(each) | {"scored": torch.tensor(float(len(hidden)))}
+        return Loss(total, metrics, None if self.trainable.training else each)
 
     def save(self, folder: Path) -> None:
         """A plain transformers folder plus drafter.json."""

@@ -8,16 +8,19 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from draftsmith.distill.batch import Batch
+from draftsmith.distill.signal import Overlap
 
 
 class Loss(NamedTuple):
     """SUMS: `total` over the `metrics["scored"]` tokens, acceptance and agreement over the `metrics["judged"]` ones among them.
 
-    The loop divides, once, by the global counts.
+    The loop divides, once, by the global counts. In eval mode `each` has every scored position of the batch, in its order, so that
+    a block of them can be judged as a whole.
     """
 
     total: Tensor
     metrics: dict[str, Tensor]
+    each: Overlap | None = None
 
 
 class Objective(Protocol):

@@ -1,17 +1,21 @@
-"""Text written by the target, here or behind a server: chats answered together, each answer kept as the very ids it was."""
+"""Text written by the target, here or behind a server, or by the draft in training: kept as the very ids that were said."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from draftsmith.distill.at_once import Unanswered
+from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.served import ServedTarget
 from draftsmith.specdec import Sampling, generate
-from draftsmith.specdec.models import chat_ids, eos_ids, real_ids
+from draftsmith.specdec.drafters.early_exit import shell
+from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids
 from draftsmith.specdec.places import resolve
 
 Chat = list[dict[str, str]]
@@ -78,3 +82,64 @@ def _seeds(prompts: list[list[int]], seed: int) -> list[int]:
 
 def _answer(tokenizer: Any, ids: list[int], finished: bool) -> Answer:
     return Answer(ids, tokenizer.decode(ids, skip_special_tokens=True), finished)
+
+
+class MappedHead(nn.Module):
+    """A draft's map and the target's head as one output head, neither of them copied."""
+
+    def __init__(self, square: nn.Linear, linear: nn.Module) -> None:
+        super().__init__()
+        self.square, self.linear = square, linear
+
+    @property
+    def weight(self) -> Any:
+        return self.linear.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.linear(self.square(hidden))
+
+
+def speaking(draft: Any) -> PreTrainedModel:
+    """A draft in training as a model that writes.
+
+    A `CutDraft` shares its weights with it, so it speaks as they are at each call, and nothing is copied. Any other draft, and one
+    whose forward is wrapped (compiled, or with hooks, which would run the whole target), gives `draft.whole()`.
+    """
+    if type(draft) is not CutDraft or any("forward" in vars(one) for one in (draft.target, draft.body)):
+        with torch.random.fork_rng():  # building a model draws random weights; the run must not see that
+            return draft.whole()
+    model, body = shell(draft.target), shell(draft.body)
+    body.set_input_embeddings(draft.target.get_input_embeddings())
+    setattr(model, draft.target.base_model_prefix, body)
+    model.config = body.config  # of as many layers as the draft has, which is what a cache is built by
+    model.set_output_embeddings(MappedHead(draft.map, draft.head.linear))
+    return model
+
+
+@torch.inference_mode()
+def write_rows(
+    draft: PreTrainedModel, prompts: list[list[int]], how: Sampling, max_new_tokens: int, seeds: Sequence[int],
+    eos: Iterable[int], vocab_size: int | None = None, batch_size: int = 24, ids: Tensor | None = None,
+) -> list[tuple[list[int], int]]:  # fmt: skip
+    """Rows (prompt + what the draft says after it, prompt length), in the order of `prompts`, which are ids as they will be served.
+
+    A row ends with the first EOS, which it keeps, or where `max_new_tokens` cut it off; then nothing is added, and nothing
+    stands behind what was said that a mask would have to hide. Only `how` shapes the law, and `ids` where they are all that the draft
+    can say; a generation_config is not asked. Row i hangs on its prompt, `seeds`[i] and the weights. (DistillSpec 2310.08461, GKD 2306.13649.)
+    """
+    if len(seeds) != len(prompts):
+        raise ValueError(f"one seed a row: {len(prompts)} prompts, found {len(seeds)} seeds")
+    only: list[Any] = []
+    if ids is not None:
+        never = torch.ones(output_rows(draft), dtype=torch.bool, device=draft.device).index_fill(0, ids.to(draft.device), False)
+        only = [lambda _, scores: scores.masked_fill(never, -torch.inf)]
+    rows: dict[int, tuple[list[int], int]] = {}
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # prompts of like length together: less padding
+    for start in range(0, len(order), batch_size):
+        some = order[start : start + batch_size]
+        out = generate(
+            draft, [prompts[i] for i in some], how=how, max_new_tokens=max_new_tokens, eos=eos, seed=[seeds[i] for i in some],
+            vocab_size=vocab_size, processors=only,
+        )  # fmt: skip
+        rows |= {i: (prompts[i] + said, len(prompts[i])) for i, said in zip(some, out.tokens, strict=True)}
+    return [rows[i] for i in range(len(prompts))]

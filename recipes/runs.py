@@ -19,12 +19,23 @@ def number(checkpoint: Path) -> int:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """{step, held_out: {acceptance, agreement, loss, scored}} of a checkpoint."""
+    """{step, held_out: {block_length, greedy_block_length, acceptance, agreement, loss, scored ...}, plan} of a checkpoint."""
     return json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
 
 
+def figure(checkpoint: Path, by: str) -> float:
+    """The held-out figure that checkpoints are chosen by; ValueError where it was not measured, for another would choose otherwise."""
+    held_out = state(checkpoint)["held_out"]
+    if by not in held_out:
+        raise ValueError(
+            f"{checkpoint} has no held-out {by}, only {', '.join(held_out)}: it comes from a Draftsmith that chose by another figure. "
+            "Train under another name (name=...), or remove the folder"
+        )
+    return float(held_out[by])
+
+
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the highest held-out acceptance, or None before the first."""
+    """The checkpoint with the highest held-out figure (best.json says `by` which), or None before the first."""
     pointer = folder / "best.json"
     return folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"] if pointer.is_file() else None
 

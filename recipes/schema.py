@@ -159,6 +159,18 @@ class Draft(_Closed):
     warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
 
 
+class OnPolicy(_Closed):
+    """Steps whose rows the draft wrote, and the target scores."""
+
+    share: Share = Field(0.5, description="chance that a step is on policy")
+    refresh_every: Positive = Field(50, description="steps after which the draft, as it is then, writes new rows")
+    rows: Positive = Field(
+        64, description="rows that it writes each time, on training prompts drawn by the seed; at least those of a step"
+    )
+    max_new_tokens: Positive = 128
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+
+
 class Train(_Closed):
     epochs: Positive = 1
     steps: Annotated[int, Field(ge=0)] = Field(0, description="of a stream (data.stream), which knows no epochs")
@@ -179,12 +191,28 @@ class Train(_Closed):
     evaluate_every: Positive = 50
     save_every: Positive = 50
     keep: Positive = 2
+    select: Literal["block_length", "greedy_block_length"] = Field(
+        "block_length", description="what the best checkpoint has most of: held-out tokens a call, at temperature 1 or 0"
+    )
+    k: Positive = Field(4, description="tokens drafted a call, for the held-out block length")
+    patience: Annotated[int, Field(ge=0)] = Field(
+        0, description="evaluations without a better one after which training stops; 0: never"
+    )
+    on_policy: OnPolicy | None = None
     threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 leaves torch's choice")
 
     @field_validator("precision", mode="before")
     @classmethod
     def _no_is_no(cls, value: Any) -> Any:
         return "no" if value is False else value  # an override or a program may still hand over a boolean
+
+    @model_validator(mode="after")
+    def _scored_by_the_target(self) -> Train:
+        if self.on_policy is not None and self.teacher == "stored":
+            raise ValueError(
+                "a stored teacher cannot score the rows that the draft writes (on_policy); take teacher: live or served"
+            )
+        return self
 
 
 class Candidate(_Closed):

@@ -1,4 +1,8 @@
-"""Checkpoints: `step-N/` holds the draft as a transformers folder and the trainer's state; it is whole, or it is not there."""
+"""Checkpoints: `step-N/` holds the draft as a transformers folder and the trainer's state; it is whole, or it is not there.
+
+The trainer's state is what the accelerator was told of: weights, optimizer, random states, and what was registered with it, such as
+the rows that the draft wrote and the patience left.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,9 @@ def save(
     plan: dict[str, Any],
     keep: int,
     needs: int,
+    by: str = "block_length",
 ) -> Path:
-    """Write `folder`/step-N beside its name and rename it; then point `best` and drop all but the last `keep` and the best.
+    """Write `folder`/step-N beside its name and rename it; then point `best` (highest held-out `by`) and drop all but the last `keep` and it.
 
     `plan` says what the steps are of (rows, how many a step); a run that goes on must have the same.
     """
@@ -42,7 +47,7 @@ def save(
         accelerator.wait_for_everyone()
     accelerator.wait_for_everyone()
     if main:
-        _tidy(folder, keep)
+        _tidy(folder, keep, by)
     return place
 
 
@@ -52,7 +57,7 @@ def size(folder: Path) -> int:
     return int(runs.state(done[-1])["plan"]["size"]) if done else 0
 
 
-def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: int) -> int:
+def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: int, by: str = "block_length") -> int:
     """Load the last whole checkpoint -> how many steps are done; 0 where there is none. Another plan is refused."""
     done = runs.steps(folder)
     if not done:
@@ -63,15 +68,16 @@ def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: i
         raise ValueError(
             f"{folder} cannot go on from {done[-1].name}: {'; '.join(changed)}. Set them back, or name this run otherwise (name=...)"
         )
+    runs.figure(done[-1], by)  # one that cannot be compared is refused before anything is loaded
     accelerator.load_state(str(done[-1] / "trainer"))
     if accelerator.is_main_process:
-        _tidy(folder, keep)  # a kill can come between a checkpoint's rename and this
+        _tidy(folder, keep, by)  # a kill can come between a checkpoint's rename and this
     return runs.number(done[-1])
 
 
-def _tidy(folder: Path, keep: int) -> None:
-    best = max(runs.steps(folder), key=lambda one: (runs.state(one)["held_out"]["acceptance"], runs.number(one)))
-    write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, **runs.state(best)}, indent=1) + "\n")
+def _tidy(folder: Path, keep: int, by: str) -> None:
+    best = max(runs.steps(folder), key=lambda one: (runs.figure(one, by), -runs.number(one)))
+    write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, "by": by, **runs.state(best)}, indent=1) + "\n")
     for old in runs.steps(folder)[:-keep]:
         if old != best:
             shutil.rmtree(old)

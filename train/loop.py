@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from draftsmith.distill import Batch, Objective
+from draftsmith.distill.block_length import block_sums
 from draftsmith.recipes.schema import Train
 
 
@@ -30,9 +31,10 @@ class Record(NamedTuple):
 
 def train(
     objective: Objective, optimizer: torch.optim.Optimizer, batches: Callable[[int], list[Batch]], *, start: int, steps: int,
-    settings: Train, accelerator: Accelerator, after: Callable[[Record], None] = lambda record: None,
+    settings: Train, accelerator: Accelerator, after: Callable[[Record], bool | None] = lambda record: None,
 ) -> None:  # fmt: skip
-    """Steps `start`..`steps`-1. `batches(step)` gives this process's micro-batches; `after` is called with each step's record.
+    """Steps `start`..`steps`-1. `batches(step)` gives this process's micro-batches; `after` is called with each step's record, and
+    ends the training where it returns True (on every process, so from figures that all of them have).
 
     `objective.trainable` and `optimizer` are what the accelerator prepared. FloatingPointError on a loss or gradient
     that is not finite: weights are then still those of the step before.
@@ -59,7 +61,8 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         speed = scored / (time.perf_counter() - clock)
         means = {name: sums[name] / max(sums["judged"], 1) for name in ("acceptance", "agreement")}
-        after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed))
+        if after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed)):
+            return
 
 
 def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator) -> dict[str, float]:
@@ -86,23 +89,37 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
 
 
 @torch.no_grad()
-def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator) -> dict[str, float]:
-    """Means over the scored tokens of held-out batches: loss, acceptance, agreement; each process does its share."""
-    sums: dict[str, Any] = {}
+def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator, k: int = 4) -> dict[str, float]:
+    """Means over the scored tokens of held-out batches, each process doing its share: loss, acceptance, agreement, and the expected
+    tokens of a call that drafts `k` (`block_length` at temperature 1, `greedy_block_length` at 0), a block from every scored position.
+
+    `_at_most` figures differ from the others only for a teacher that knows its law in part.
+    """
+    names = (
+        "loss", "acceptance", "acceptance_at_most", "agreement", "block_length", "block_length_at_most", "greedy_block_length", "scored",
+    )  # fmt: skip
+    sums = dict.fromkeys(names, 0.0)
     # On the bare module: a wrapped one talks to the other processes at each forward, and they have other numbers of batches.
     wrapped = objective.trainable
     objective.trainable = accelerator.unwrap_model(wrapped)
     objective.trainable.eval()  # no dropout: held-out figures are of the draft as it will be served
     for batch in batches[accelerator.process_index :: accelerator.num_processes]:
         loss = objective.loss(batch.to(accelerator.device))
-        for name, value in {"loss": loss.total, **loss.metrics}.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
+        if loss.each is None:
+            raise ValueError(f"{type(objective).__name__}.loss gave no `each` in eval mode; held-out blocks are judged by it")
+        figures: dict[str, Any] = {"loss": loss.total, **loss.metrics, **block_sums(batch.scored, loss.each, k)}
+        for name, value in figures.items():
+            if name in sums:
+                sums[name] += float(value)
     objective.trainable.train()
     objective.trainable = wrapped
-    names = ("loss", "acceptance", "agreement", "judged", "scored")
-    totals = accelerator.reduce(torch.tensor([sums.get(name, 0.0) for name in names], dtype=torch.float64), "sum").tolist()
-    scored = totals[-1]  # in eval mode every scored token is judged
-    return {name: value / max(scored, 1) for name, value in zip(names[:3], totals[:3], strict=True)} | {"scored": scored}
+    *totals, scored = accelerator.reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64), "sum").tolist()
+    means = {name: total / max(scored, 1) for name, total in zip(names[:-1], totals, strict=True)}
+    if not math.isfinite(means["block_length"]):
+        raise FloatingPointError(
+            f"the held-out block length is {means['block_length']}: the draft, or its teacher, gives no law. No checkpoint was made of it"
+        )
+    return means | {"scored": scored}
 
 
 def learning_rate(step: int, steps: int, settings: Train) -> float:

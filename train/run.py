@@ -24,9 +24,11 @@ from draftsmith.specdec.models import eos_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.chats import Form, fingerprint, read_chats, reader
+from draftsmith.train.choice import Choice
 from draftsmith.train.data import Order, Plan, Rows, micro_batches, to_rows
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
+from draftsmith.train.on_policy import mixed
 from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.states import StoredTeacher
@@ -154,9 +156,14 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     )
     if not runs.steps(folder):
         _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
+    choice = Choice(settings.select, settings.patience)
+    accelerator.register_for_checkpointing(choice)
+    mixture = mixed(recipe, plan, size, rows.train, objective, target, tokenizer, accelerator, lambda line: log.write(line))
+    if mixture is not None:
+        accelerator.register_for_checkpointing(mixture)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
-    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep)
+    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
     if start:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
@@ -166,28 +173,48 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     log = Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
     progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
 
-    def after(record: Record) -> None:
-        log.write(record._asdict())
+    def after(record: Record) -> bool:
+        own = {} if mixture is None else {"on_policy": mixture.takes(record.step - 1)}
+        log.write(record._asdict() | own)
         progress.at(
             record.step, f"loss {record.loss:.3f}, acceptance {record.acceptance:.3f}, {record.tokens_per_second:.0f} tokens/s"
         )
         last = record.step == plan.steps
         if last or record.step % settings.save_every == 0 or record.step % settings.evaluate_every == 0:
-            means = evaluate(objective, held_out, accelerator)
+            means = evaluate(objective, held_out, accelerator, settings.k)
+            better = choice.see(record.step, means)
             log.write({"step": record.step, "held_out": means})
-            if last or record.step % settings.save_every == 0:
+            if choice.over:
+                log.write({"step": record.step, "stopped": choice.why()})
+            # With patience the best evaluation is kept whenever it comes, and the one at which it ran out.
+            if last or record.step % settings.save_every == 0 or choice.over or (better and settings.patience):
                 checkpoint.save(
-                    folder, record.step, objective, accelerator, means, steps_of | {"at": plan.state()}, settings.keep, needs
+                    folder,
+                    record.step,
+                    objective,
+                    accelerator,
+                    means,
+                    steps_of | {"at": plan.state()},
+                    settings.keep,
+                    needs,
+                    choice.by,
                 )
+        return choice.over
 
-    if start < plan.steps:
+    if start < plan.steps and not choice.over:
         train(
-            objective, optimizer, lambda step: micro_batches(plan.step(step), accumulate, accelerator.process_index, accelerator.num_processes),
+            objective, optimizer, lambda step: micro_batches((mixture or plan).step(step), accumulate, accelerator.process_index, accelerator.num_processes),
             start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()
+    if choice.over and accelerator.is_main_process:
+        print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
     if accelerator.is_main_process and (best := runs.best(folder)) is not None:
-        print(f"best draft: {best / 'draft'}, held-out acceptance {runs.state(best)['held_out']['acceptance']:.3f}")
+        figures = runs.state(best)["held_out"]
+        print(
+            f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
+            f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {settings.k})"
+        )
 
 
 def _start(

@@ -24,7 +24,7 @@ def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None
         )
     if not 1 <= layer <= len(layers):
         raise ValueError(f"exit after layer {layer} asked; {type(target).__name__} has layers 1..{len(layers)}")
-    view, short = _shell(target), _shell(body)
+    view, short = shell(target), shell(body)
     config = copy.deepcopy(target.config)
     text = config.get_text_config()
     if getattr(text, "layer_types", None):
@@ -46,7 +46,7 @@ class EarlyExitDrafter(ModelDrafter):
         self.layer = layer
 
 
-def _shell(module: PreTrainedModel) -> PreTrainedModel:
+def shell(module: PreTrainedModel) -> PreTrainedModel:
     """The same object with dictionaries of its own, so that replacing a child in one leaves the other whole."""
     shell = copy.copy(module)
     shell._modules = module._modules.copy()

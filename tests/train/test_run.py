@@ -46,9 +46,9 @@ def test_the_run_folder_explains_itself(undisturbed: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, steps[-1]["step"] + 1))
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {"acceptance", "agreement", "grad_norm", "learning_rate", "scored", "tokens_per_second"} <= steps[0].keys()
-    held_out = [line["held_out"]["acceptance"] for line in lines if "held_out" in line]
+    held_out = [line["held_out"]["block_length"] for line in lines if "held_out" in line]
     best = json.loads((run / "best.json").read_text())
-    assert best["held_out"]["acceptance"] == max(held_out)
+    assert best["held_out"]["block_length"] == max(held_out)
     assert len(runs.steps(run)) <= recipe.train.keep + 1
     fit = json.loads((run / "start" / "warm" / "fit.json").read_text())
     assert fit["acceptance"] > fit["before"]
@@ -82,12 +82,56 @@ def test_killed_twice_it_ends_with_the_same_bits(undisturbed: Path, tmp_path: Pa
     assert "going on from step" in done.stdout
     assert weights(run) == weights(undisturbed / "runs" / "small")
 
-    def told(folder: Path) -> list[dict[str, float]]:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
-
     assert told(run) == told(undisturbed / "runs" / "small"), "no step is recorded twice, and each as it was"
     assert not list(run.glob(".*"))
+
+
+def told(run: Path) -> list[dict[str, object]]:
+    """What a run recorded, but for its speed."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+
+
+def test_on_policy_killed_between_two_refreshes_it_ends_with_the_same_bits(undisturbed: Path, tmp_path: Path) -> None:
+    recipe = write_run(tmp_path)
+    shutil.copytree(undisturbed / "target", tmp_path / "target", dirs_exist_ok=True)
+    words = [f"data.answers={undisturbed / 'runs' / 'small' / 'answers.jsonl'}"]
+    words += ["train.on_policy={share: 0.6, refresh_every: 10, rows: 8, max_new_tokens: 8}"]
+    whole = draftsmith("train", recipe, "name=whole", *words)
+    assert whole.returncode == 0, whole.stderr
+    assert "on policy: " in whole.stdout
+    run = tmp_path / "runs" / "cut"
+    kill_when(lambda: bool(runs.steps(run)) and runs.number(runs.steps(run)[-1]) >= 12, "train", recipe, "name=cut", *words)
+    assert 12 <= runs.number(runs.steps(run)[-1]) < 20, "the kill must come while the rows of steps 11 to 20 are in use"
+    done = draftsmith("train", recipe, "name=cut", *words)
+    assert done.returncode == 0, done.stderr
+    assert weights(run) == weights(tmp_path / "runs" / "whole")
+    lines = told(run)
+    assert lines == told(tmp_path / "runs" / "whole")
+    assert len([line for line in lines if "written_by_the_draft" in line]) == 3
+    assert {line.get("on_policy") for line in lines if "loss" in line} == {True, False}
+    assert weights(run) != weights(undisturbed / "runs" / "small")
+    refused = draftsmith("validate", recipe, *words, "train.teacher=stored")
+    assert refused.returncode == 2
+    assert "take teacher: live or served" in refused.stderr
+
+
+def test_patience_stops_a_run_which_then_stays_stopped(undisturbed: Path, tmp_path: Path) -> None:
+    recipe = write_run(tmp_path)
+    shutil.copytree(undisturbed / "target", tmp_path / "target", dirs_exist_ok=True)
+    words = [f"data.answers={undisturbed / 'runs' / 'small' / 'answers.jsonl'}", "train.learning_rate=1e-12", "train.patience=2"]
+    words += [
+        "train.evaluate_every=1",
+        "train.save_every=100",
+    ]  # a rate that moves no weight: no evaluation is better than the first
+    for _ in range(2):
+        done = draftsmith("train", recipe, *words)
+        assert done.returncode == 0, done.stderr
+        assert "stopped at step-3 of 28: no better held-out block_length in 2 evaluations" in done.stdout
+        run = tmp_path / "runs" / "small"
+        assert [one.name for one in runs.steps(run)] == ["step-1", "step-3"]
+        assert json.loads((run / "best.json").read_text())["checkpoint"] == "step-1"
+        assert [line["step"] for line in told(run) if "stopped" in line] == [3]
 
 
 def test_a_finished_run_is_left_as_it_is(undisturbed: Path) -> None:
