@@ -15,16 +15,22 @@ Logits = Callable[[Tensor], Tensor]
 
 
 class Head(nn.Module):
-    """A model's final hidden states [N, H] to its logits [N, V]: the output embedding, and the soft cap where there is one."""
+    """A model's final hidden states [N, H] to its logits [N, V]: the output embedding, and the soft cap where there is one.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    `real` keeps the first ids only, where the rows beyond pad the head: they are cut off before any softmax, so no law gives them mass.
+    """
+
+    def __init__(self, model: PreTrainedModel, real: int | None = None) -> None:
         super().__init__()
         self.linear: Any = model.get_output_embeddings()
-        self.rows = output_rows(model)
+        rows = output_rows(model)
+        if real is not None and not 0 < real <= rows:
+            raise ValueError(f"{real} real ids asked of {type(model).__name__}, whose head has {rows} rows; each id needs one")
+        self.rows = real or rows
         self.cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._capped(self.linear(hidden))
+        return self._capped(self.linear(hidden)[..., : self.rows])
 
     def over(self, ids: Tensor) -> Logits:
         """The same head over a few ids only: hidden [N, H] -> logits [N, len(ids)]. For a head that is frozen."""
@@ -41,7 +47,8 @@ def check_head(model: PreTrainedModel, head: Logits) -> None:
     ids = torch.tensor([[0, 1, 2]], device=model.device)
     with torch.no_grad():
         logits, hidden = model(input_ids=ids, use_cache=False).logits, last_hidden(model, ids)
-        if not torch.allclose(head(hidden).float(), logits.float(), atol=1e-3, rtol=1e-3):
+        found = head(hidden).float()
+        if not torch.allclose(found, logits[..., : found.shape[-1]].float(), atol=1e-3, rtol=1e-3):
             raise ValueError(
                 f"{type(model).__name__} does more to its logits than a head and a soft cap; it cannot be distilled here yet"
             )
