@@ -120,11 +120,11 @@ class WholeDraft(nn.Module):
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "head", Head(model, real))
         check_head(model, self.head)
-        frozen = [f"model.{name}" for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad]
-        self.register_state_dict_post_hook(lambda module, state, prefix, _: [state.pop(prefix + name, None) for name in frozen])
-        self.register_load_state_dict_post_hook(
-            lambda module, wrong: [wrong.missing_keys.remove(name) for name in frozen if name in wrong.missing_keys]
-        )
+        if not adapted(model):
+            model.requires_grad_(True)  # a copy of a target that a teacher has frozen is frozen too
+        self._frozen = [f"model.{name}" for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad]
+        self.register_state_dict_post_hook(_without_frozen)
+        self.register_load_state_dict_post_hook(_frozen_is_not_missing)
 
     def forward(self, ids: Tensor, scored: Tensor) -> Tensor:
         return last_hidden(self.model, ids)[scored]
@@ -140,6 +140,16 @@ class WholeDraft(nn.Module):
         model = with_rows(model, output_rows(self.target), self.real)
         speak_like(model, self.target)
         return model
+
+
+def _without_frozen(draft: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in draft._frozen:
+        state.pop(prefix + name, None)
+
+
+def _frozen_is_not_missing(draft: Any, keys: Any) -> None:
+    # Under a wrapper each name has its prefix before it.
+    keys.missing_keys[:] = [one for one in keys.missing_keys if not one.endswith(tuple(draft._frozen or ["\n"]))]
 
 
 class DistillDraft:

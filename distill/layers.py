@@ -108,13 +108,15 @@ def choose_layers(
         check_layers(target, spec)
         return Choice(list(spec), [])
     total = len(blocks(target)[1])
-    name, number = asked(spec)
+    name, _number = asked(spec)
     if name != "auto":
         return Choice(named_layers(total, spec), [])
     n = len(named_layers(total, spec.replace("auto", "first")))
     batches, held_out = up_to(batches, tokens), up_to(held_out, tokens // 4)
     if not batches or not held_out:
-        raise ValueError(f"layers {spec!r}: auto needs rows to calibrate on and held-out rows; name the layers instead, as in first:{n}")
+        raise ValueError(
+            f"layers {spec!r}: auto needs rows to calibrate on and held-out rows; name the layers instead, as in first:{n}"
+        )
     width = target.config.get_text_config().hidden_size
     heard = _Heard(teacher)
     say(
@@ -126,13 +128,15 @@ def choose_layers(
     for called, layers in [*((called, pick_(total, n)) for called, pick_ in NAMED.items()), ("influence", most)]:
         candidates[tuple(layers)] = f"{candidates[tuple(layers)]} = {called}" if tuple(layers) in candidates else called
     table = []
-    for layers, called in candidates.items():
+    for places, called in candidates.items():
         clock = time.perf_counter()
-        draft = CutDraft(target, list(layers))
+        draft = CutDraft(target, list(places))
         fit = ridge(draft, heard, batches, held_out)
         reached = _trained(draft, heard, batches, held_out, steps, learning_rate) if steps else fit.acceptance
-        table.append(Tried(called, list(layers), fit.before, reached, time.perf_counter() - clock))
-    table.sort(key=lambda tried: -tried.acceptance)  # stable: of equals the earlier name, so that `first` is kept where it is as good
+        table.append(Tried(called, list(places), fit.before, reached, time.perf_counter() - clock))
+    table.sort(
+        key=lambda tried: -tried.acceptance
+    )  # stable: of equals the earlier name, so that `first` is kept where it is as good
     for row in shown(table):
         say(row)
     return Choice(table[0].layers, table)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 ADAPTER = "default"
 
 
 def with_lora(
-    model: PreTrainedModel, rank: int = 16, alpha: float = 32, targets: Sequence[str] | str = "all-linear"
+    model: PreTrainedModel, rank: int = 16, alpha: int = 32, targets: Sequence[str] | str = "all-linear"
 ) -> PreTrainedModel:
     """Put adapters of `rank` on the linear layers named in `targets` (all but the head), IN PLACE, and freeze the rest (LoRA, 2106.09685).
 
@@ -51,14 +51,14 @@ def adapted(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A plain model that says what the adapted one says. `model` is untouched: merging in place and back would round its weights."""
-    plain: Any = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
-    state = {name.replace(".base_layer.", "."): value for name, value in model.state_dict().items() if ".lora_" not in name}
-    for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
-            weight: Any = module.get_base_layer().weight
-            update: Any = module.get_delta_weight(ADAPTER)  # type: ignore[operator]
-            state[f"{name}.weight"] = (weight.float() + update.float()).to(weight.dtype)
-    plain.load_state_dict(state, strict=True)
-    plain.generation_config = model.generation_config
-    return plain.to(model.device).eval()
+    """A plain model that says what the adapted one says. A copy: merging in place and back would round the weights of `model`."""
+    plain = copy.deepcopy(model)
+    layers = {name: one for name, one in plain.named_modules() if isinstance(one, LoraLayer)}
+    for layer in layers.values():
+        layer.merge()
+    for name, layer in layers.items():
+        parent, _, child = name.rpartition(".")
+        if parent not in layers:  # experts carry one adapter around another
+            setattr(plain.get_submodule(parent), child, layer.get_base_layer())
+    plain.__dict__.pop("peft_config", None)
+    return plain.requires_grad_(True).eval()

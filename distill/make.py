@@ -32,8 +32,8 @@ class Around(NamedTuple):
     teacher: HiddenTeacher
     tokenizer: Any
     real: int | None
-    batches: Iterable[Batch]
-    held_out: Iterable[Batch]
+    batches: list[Batch]
+    held_out: list[Batch]
     say: Callable[[str], None]
 
 
@@ -45,7 +45,7 @@ def make_draft(
 
     `real` is how many ids the target can say (`specdec.models.real_ids`). Only `auto` layers and `width` read the batches.
     """
-    around = Around(target, teacher, tokenizer, real, list(batches), list(held_out), say)
+    around = Around(target, teacher, tokenizer, real, up_to(batches, TOKENS), list(held_out), say)
     return pick(KINDS, kind, "draft.kind")(around, **settings)
 
 
@@ -61,9 +61,11 @@ def from_width(
 ) -> Made:  # fmt: skip
     """Narrower layers (`narrow`), all of them or those of `layers`; with the target's embedding and head, unless `hidden` is another."""
     if intermediate is None and heads is None and hidden is None:
-        raise ValueError("a draft of kind width needs at least one of intermediate, heads and hidden; for fewer layers alone use kind layers")
+        raise ValueError(
+            "a draft of kind width needs at least one of intermediate, heads and hidden; for fewer layers alone use kind layers"
+        )
     choice = _choice(around, layers if layers is not None else list(range(len(blocks(around.target)[1]))), steps)
-    model = narrow(cut(around.target, choice.layers), up_to(around.batches, TOKENS), hidden, intermediate, heads)
+    model = narrow(cut(around.target, choice.layers), around.batches, hidden, intermediate, heads)
     if hidden is None:
         return Made(CutDraft(around.target, choice.layers, model, around.real), *choice)
     return Made(WholeDraft(model, around.target, around.real), *choice)
@@ -75,9 +77,11 @@ def from_checkpoint(around: Around, model: str, lora: Mapping[str, Any] | None =
     draft = load_model(model, target.dtype, target.device)
     if around.tokenizer is not None:
         compatible(around.tokenizer, load_tokenizer(model), output_rows(target), output_rows(draft)).raise_if_not()
-    reach = [getattr(one.config.get_text_config(), "max_position_embeddings", None) for one in (target, draft)]
-    if None not in reach and reach[1] < reach[0]:
-        say(f"{model} reads at most {reach[1]} tokens, the target {reach[0]}: a text that outgrows the draft is decoded plainly from there")
+    ours, theirs = (getattr(one.config.get_text_config(), "max_position_embeddings", None) for one in (target, draft))
+    if ours is not None and theirs is not None and theirs < ours:
+        say(
+            f"{model} reads at most {theirs} tokens, the target {ours}: a text that outgrows the draft is decoded plainly from there"
+        )
     if lora is not None:
         draft = with_lora(draft, **lora)
     return Made(WholeDraft(draft, target, around.real), [], [])

@@ -22,7 +22,9 @@ def with_rows(model: PreTrainedModel, rows: int, real: int | None = None) -> Pre
     had = output_rows(model)
     real = min(had, rows) if real is None else real
     if not 0 < real <= min(had, rows):
-        raise ValueError(f"{real} real ids asked of a draft of {had} rows for a target of {rows}; each needs a row for every real id")
+        raise ValueError(
+            f"{real} real ids asked of a draft of {had} rows for a target of {rows}; each needs a row for every real id"
+        )
     if had == rows == real:
         return model
     model = copy.deepcopy(model)

@@ -98,6 +98,11 @@ def _check(target: PreTrainedModel, body: Any) -> None:
             f"{name} has the norms {sorted(streams)} in a layer; only input_layernorm and post_attention_layernorm, before what they feed, "
             "let the hidden size be rotated. Leave hidden out"
         )
+    known = {*WRITERS, *READERS, "self_attn.q_norm", "self_attn.k_norm", *(one for readers in READERS.values() for one in readers)}
+    for number, each in enumerate(blocks(target)[1]):
+        strange = [one for one, _ in each.named_parameters() if not {one, one.rpartition(".")[0]} & known]
+        if strange:
+            raise ValueError(f"{name} has {strange[0]} in layer {number}, which no rotation here reaches; leave hidden out")
     probe = torch.linspace(-1, 1, final.weight.numel(), dtype=final.weight.dtype, device=final.weight.device)
     wanted = probe * final.weight / (probe.float().pow(2).mean().sqrt()).to(probe.dtype)
     embedding: Any = target.get_input_embeddings()

@@ -141,7 +141,9 @@ def _check(model: PreTrainedModel, full: Shape, wanted: Shape) -> None:
                 "narrowed here; leave intermediate out"
             )
         # A norm over all heads together would see other numbers when some are gone.
-        joint = getattr(getattr(getattr(layer, "self_attn", None), "q_norm", None), "weight", torch.empty(0)).numel() > full.head_dim
+        joint = (
+            getattr(getattr(getattr(layer, "self_attn", None), "q_norm", None), "weight", torch.empty(0)).numel() > full.head_dim
+        )
         if wanted.heads < full.heads and (attention is None or joint):
             raise ValueError(
                 f"{name} {'norms its heads together' if joint else 'has no self_attn.o_proj'}, so its heads cannot be narrowed here; "

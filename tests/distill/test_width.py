@@ -32,7 +32,9 @@ def mlp_of(layer: Any) -> tuple[Any, Any]:
 def reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     model.save_pretrained(folder)
     again, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
     return again
 
 
@@ -59,7 +61,7 @@ def test_channels_that_write_nothing_are_those_that_go(family: str, tmp_path: Pa
     assert not torch.allclose(logits(narrow(target, BATCHES, intermediate=24)), wanted, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", sorted(set(PLAIN) - {"olmo2"}) + ["qwen3_moe"])
+@pytest.mark.parametrize("family", [*sorted(set(PLAIN) - {"olmo2"}), "qwen3_moe"])
 def test_a_group_of_heads_that_writes_nothing_is_the_one_that_goes(family: str, tmp_path: Path) -> None:
     target = tiny(family)
     with torch.no_grad():
@@ -103,7 +105,7 @@ def test_keeping_the_least_active_instead_is_worse() -> None:
         for layer, (channels, _) in zip(blocks(bad)[1], activity(target, BATCHES), strict=True):
             layer.mlp.down_proj.weight[:, channels.topk(12).indices] = 0
     kept = [float(acceptance(logits(model)[0], wanted).mean()) for model in (good, bad)]
-    assert kept[0] > kept[1] + 0.05
+    assert 1 - kept[0] < 0.5 * (1 - kept[1])
 
 
 @pytest.mark.parametrize("family", TURNED)
