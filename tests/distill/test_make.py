@@ -304,8 +304,7 @@ def test_every_kind_of_draft_reloads_in_a_fresh_process_as_it_was(tmp_path: Path
 # --- one sample
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-@pytest.mark.parametrize("layers", [[0], [0, 2]])
+@pytest.mark.parametrize("family, layers", [("llama", [0]), ("gemma2", [0, 2])])
 def test_one_row_is_learned_by_heart_and_then_every_drafted_token_is_kept(family: str, layers: list[int], tmp_path: Path) -> None:
     target = tiny(family)
     with torch.no_grad():  # a law that is nearly flat has near ties, which no draft needs to get right
