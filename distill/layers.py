@@ -20,6 +20,7 @@ from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
 from draftsmith.specdec.models import blocks, pick
 
+JUDGED = 6 * 512  # positions whose logits a ridge needs to choose its strength
 TOKENS = 4000  # scored tokens that rank the candidates: the map stops gaining from more long before its rank is in doubt
 
 
@@ -108,35 +109,31 @@ def choose_layers(
         check_layers(target, spec)
         return Choice(list(spec), [])
     total = len(blocks(target)[1])
-    name, _number = asked(spec)
-    if name != "auto":
+    if asked(spec)[0] != "auto":
         return Choice(named_layers(total, spec), [])
     n = len(named_layers(total, spec.replace("auto", "first")))
     batches, held_out = up_to(batches, tokens), up_to(held_out, tokens // 4)
     if not batches or not held_out:
         raise ValueError(
-            f"layers {spec!r}: auto needs rows to calibrate on and held-out rows; name the layers instead, as in first:{n}"
+            f"layers {spec!r}: auto calibrates on rows and judges by held-out ones; give both, or name layers: first:{n}"
         )
-    width = target.config.get_text_config().hidden_size
-    heard = _Heard(teacher)
     say(
-        f"layers {spec}: {len(NAMED) + 1} candidates of {n} of {total} layers, {_scored(batches)} tokens and {_scored(held_out)} held out; about "
-        f"{2 + (len(NAMED) + 1) * n * (1 + 3 * steps / len(batches)) / total:.1f} readings of them by the target, and a {width} x {width} system each"
+        f"layers {spec}: {len(NAMED) + 1} candidates of {n} of {total} layers, {_scored(batches)} tokens and {_scored(held_out)} held out; "
+        f"as long as the target takes to read them about {_readings(target, teacher, n, batches, held_out, steps):.1f} times"
     )
     most = sorted(sorted(range(total), key=influence(target, batches).__getitem__)[-n:])
     candidates: dict[tuple[int, ...], str] = {}
-    for called, layers in [*((called, pick_(total, n)) for called, pick_ in NAMED.items()), ("influence", most)]:
-        candidates[tuple(layers)] = f"{candidates[tuple(layers)]} = {called}" if tuple(layers) in candidates else called
-    table = []
+    for called, layers in {**{one: of(total, n) for one, of in NAMED.items()}, "influence": most}.items():
+        same = candidates.get(tuple(layers))
+        candidates[tuple(layers)] = called if same is None else f"{same} = {called}"
+    heard, table = _Heard(teacher), []
     for places, called in candidates.items():
         clock = time.perf_counter()
-        draft = CutDraft(target, list(places))
+        draft = CutDraft(target, list(places), real=teacher.rows)
         fit = ridge(draft, heard, batches, held_out)
         reached = _trained(draft, heard, batches, held_out, steps, learning_rate) if steps else fit.acceptance
         table.append(Tried(called, list(places), fit.before, reached, time.perf_counter() - clock))
-    table.sort(
-        key=lambda tried: -tried.acceptance
-    )  # stable: of equals the earlier name, so that `first` is kept where it is as good
+    table.sort(key=lambda tried: -tried.acceptance)  # stable: of equals the earlier name
     for row in shown(table):
         say(row)
     return Choice(table[0].layers, table)
@@ -184,6 +181,16 @@ def _trained(
     with torch.no_grad():
         metrics = [objective.loss(batch).metrics for batch in held_out]
     return sum(float(one["acceptance"]) for one in metrics) / max(sum(float(one["judged"]) for one in metrics), 1.0)
+
+
+def _readings(
+    target: PreTrainedModel, teacher: HiddenTeacher, n: int, batches: list[Batch], held_out: list[Batch], steps: int
+) -> float:
+    """What `auto` costs in multiplications, against one reading of all the tokens by the target's layers."""
+    stack = blocks(target)[1]
+    reading = sum(int(batch.real.sum()) for batch in [*batches, *held_out]) * sum(one.numel() for one in stack.parameters())
+    each = n / len(stack) * (1 + 3 * steps / len(batches)) + JUDGED * teacher.head.linear.weight.numel() / reading
+    return 2 + (len(NAMED) + 1) * each  # influence and the teacher first
 
 
 def _scored(batches: list[Batch]) -> int:

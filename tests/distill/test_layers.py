@@ -121,3 +121,11 @@ def test_calibration_stops_at_the_tokens_asked() -> None:
     said: list[str] = []
     choose_layers(target, teacher, "auto:2", batches, batches[:10], tokens=100, say=said.append)
     assert "128 tokens and 32 held out" in said[0]
+
+
+def test_rows_that_only_pad_the_targets_head_are_no_outcome() -> None:
+    target = tiny(vocab_size=64)
+    choice = choose_layers(
+        target, LiveTeacher(target, real=61), "auto:2", [collate(rows(4))], [collate(rows(4, 1))], steps=1, say=lambda line: None
+    )
+    assert 0 < choice.table[0].acceptance <= 1
