@@ -14,7 +14,7 @@ from draftsmith.distill.batch import Batch
 from draftsmith.distill.cut import check_layers
 from draftsmith.distill.draft import CutDraft, DistillDraft
 from draftsmith.distill.head import Head
-from draftsmith.distill.observe import observe
+from draftsmith.distill.observe import influence
 from draftsmith.distill.signal import Dense
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
@@ -77,22 +77,6 @@ def named_layers(total: int, spec: str) -> list[int]:
     if name == "auto":
         raise ValueError(f"layers {spec!r}: auto looks at data; use choose_layers")
     return NAMED[name](total, n)
-
-
-@torch.no_grad()
-def influence(target: PreTrainedModel, batches: Iterable[Batch]) -> list[float]:
-    """1 - cos between what each layer reads and writes, the mean over real tokens (block influence, ShortGPT 2403.03853)."""
-    stack = blocks(target)[1]
-    sums = torch.zeros(len(stack), dtype=torch.float64)
-
-    def see(number: int) -> Callable[[Tensor, Tensor], None]:
-        def add(read: Tensor, wrote: Tensor) -> None:
-            sums[number] += float((1 - torch.cosine_similarity(read.float(), wrote.float(), dim=-1)).sum())
-
-        return add
-
-    tokens = observe(target, batches, [(layer, see(number)) for number, layer in enumerate(stack)])
-    return (sums / tokens).tolist()
 
 
 def choose_layers(
