@@ -47,9 +47,10 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
 
 def build(config: Any, target: PreTrainedModel) -> PreTrainedModel:
     """A model of `config`, weights to be loaded, in the target's dtype and place, with its special ids and generation settings."""
-    draft: Any = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    with target.device:
+        draft: Any = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
     speak_like(draft, target)
-    return draft.to(target.device).eval()
+    return draft.eval()
 
 
 def untied(config: Any) -> Any:

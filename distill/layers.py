@@ -14,12 +14,13 @@ from draftsmith.distill.batch import Batch
 from draftsmith.distill.cut import check_layers
 from draftsmith.distill.draft import CutDraft, DistillDraft
 from draftsmith.distill.head import Head
-from draftsmith.distill.observe import observe
+from draftsmith.distill.observe import influence
 from draftsmith.distill.signal import Dense
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
 from draftsmith.specdec.models import blocks, pick
 
+JUDGED = 6 * 512  # positions whose logits a ridge needs to choose its strength
 TOKENS = 4000  # scored tokens that rank the candidates: the map stops gaining from more long before its rank is in doubt
 
 
@@ -78,22 +79,6 @@ def named_layers(total: int, spec: str) -> list[int]:
     return NAMED[name](total, n)
 
 
-@torch.no_grad()
-def influence(target: PreTrainedModel, batches: Iterable[Batch]) -> list[float]:
-    """1 - cos between what each layer reads and writes, the mean over real tokens (block influence, ShortGPT 2403.03853)."""
-    stack = blocks(target)[1]
-    sums = torch.zeros(len(stack), dtype=torch.float64)
-
-    def see(number: int) -> Callable[[Tensor, Tensor], None]:
-        def add(read: Tensor, wrote: Tensor) -> None:
-            sums[number] += float((1 - torch.cosine_similarity(read.float(), wrote.float(), dim=-1)).sum())
-
-        return add
-
-    tokens = observe(target, batches, [(layer, see(number)) for number, layer in enumerate(stack)])
-    return (sums / tokens).tolist()
-
-
 def choose_layers(
     target: PreTrainedModel, teacher: HiddenTeacher, spec: list[int] | str, batches: Iterable[Batch] = (), held_out: Iterable[Batch] = (), *,
     tokens: int = TOKENS, steps: int = 0, learning_rate: float = 1e-3, say: Callable[[str], None] = print,
@@ -108,35 +93,31 @@ def choose_layers(
         check_layers(target, spec)
         return Choice(list(spec), [])
     total = len(blocks(target)[1])
-    name, _number = asked(spec)
-    if name != "auto":
+    if asked(spec)[0] != "auto":
         return Choice(named_layers(total, spec), [])
     n = len(named_layers(total, spec.replace("auto", "first")))
     batches, held_out = up_to(batches, tokens), up_to(held_out, tokens // 4)
     if not batches or not held_out:
         raise ValueError(
-            f"layers {spec!r}: auto needs rows to calibrate on and held-out rows; name the layers instead, as in first:{n}"
+            f"layers {spec!r}: auto calibrates on rows and judges by held-out ones; give both, or name layers: first:{n}"
         )
-    width = target.config.get_text_config().hidden_size
-    heard = _Heard(teacher)
     say(
-        f"layers {spec}: {len(NAMED) + 1} candidates of {n} of {total} layers, {_scored(batches)} tokens and {_scored(held_out)} held out; about "
-        f"{2 + (len(NAMED) + 1) * n * (1 + 3 * steps / len(batches)) / total:.1f} readings of them by the target, and a {width} x {width} system each"
+        f"layers {spec}: {len(NAMED) + 1} candidates of {n} of {total} layers, {_scored(batches)} tokens and {_scored(held_out)} held out; "
+        f"as long as the target takes to read them about {_readings(target, teacher, n, batches, held_out, steps):.1f} times"
     )
     most = sorted(sorted(range(total), key=influence(target, batches).__getitem__)[-n:])
     candidates: dict[tuple[int, ...], str] = {}
-    for called, layers in [*((called, pick_(total, n)) for called, pick_ in NAMED.items()), ("influence", most)]:
-        candidates[tuple(layers)] = f"{candidates[tuple(layers)]} = {called}" if tuple(layers) in candidates else called
-    table = []
+    for called, layers in {**{one: of(total, n) for one, of in NAMED.items()}, "influence": most}.items():
+        same = candidates.get(tuple(layers))
+        candidates[tuple(layers)] = called if same is None else f"{same} = {called}"
+    heard, table = _Heard(teacher), []
     for places, called in candidates.items():
         clock = time.perf_counter()
-        draft = CutDraft(target, list(places))
+        draft = CutDraft(target, list(places), real=teacher.rows)
         fit = ridge(draft, heard, batches, held_out)
         reached = _trained(draft, heard, batches, held_out, steps, learning_rate) if steps else fit.acceptance
         table.append(Tried(called, list(places), fit.before, reached, time.perf_counter() - clock))
-    table.sort(
-        key=lambda tried: -tried.acceptance
-    )  # stable: of equals the earlier name, so that `first` is kept where it is as good
+    table.sort(key=lambda tried: -tried.acceptance)  # stable: of equals the earlier name
     for row in shown(table):
         say(row)
     return Choice(table[0].layers, table)
@@ -184,6 +165,16 @@ def _trained(
     with torch.no_grad():
         metrics = [objective.loss(batch).metrics for batch in held_out]
     return sum(float(one["acceptance"]) for one in metrics) / max(sum(float(one["judged"]) for one in metrics), 1.0)
+
+
+def _readings(
+    target: PreTrainedModel, teacher: HiddenTeacher, n: int, batches: list[Batch], held_out: list[Batch], steps: int
+) -> float:
+    """What `auto` costs in multiplications, against one reading of all the tokens by the target's layers."""
+    stack = blocks(target)[1]
+    reading = sum(int(batch.real.sum()) for batch in [*batches, *held_out]) * sum(one.numel() for one in stack.parameters())
+    each = n / len(stack) * (1 + 3 * steps / len(batches)) + JUDGED * teacher.head.linear.weight.numel() / reading
+    return 2 + (len(NAMED) + 1) * each  # influence and the teacher first
 
 
 def _scored(batches: list[Batch]) -> int:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import last_hidden
+from draftsmith.specdec.models import blocks
 
 See = Callable[[Tensor, Tensor], None]  # what a module read and what it wrote: [n, ...] each, n real tokens
 
@@ -43,3 +44,18 @@ def observe(model: PreTrainedModel, batches: Iterable[Batch], places: Sequence[t
     if not tokens:
         raise ValueError("no token to calibrate on; give at least one batch")
     return tokens
+
+
+def influence(target: PreTrainedModel, batches: Iterable[Batch]) -> list[float]:
+    """1 - cos between what each layer reads and writes, the mean over real tokens (block influence, ShortGPT 2403.03853)."""
+    stack = blocks(target)[1]
+    sums = torch.zeros(len(stack), dtype=torch.float64)
+
+    def see(number: int) -> Callable[[Tensor, Tensor], None]:
+        def add(read: Tensor, wrote: Tensor) -> None:
+            sums[number] += float((1 - torch.cosine_similarity(read.float(), wrote.float(), dim=-1)).sum())
+
+        return add
+
+    tokens = observe(target, batches, [(layer, see(number)) for number, layer in enumerate(stack)])
+    return (sums / tokens).tolist()

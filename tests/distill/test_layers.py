@@ -7,7 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from draftsmith.distill import Batch, LiveTeacher, collate
-from draftsmith.distill.layers import choose_layers, influence, named_layers
+from draftsmith.distill.layers import choose_layers, named_layers
+from draftsmith.distill.observe import influence
 from draftsmith.specdec.models import blocks
 from tiny import tiny
 
@@ -110,7 +111,7 @@ def test_sets_that_are_the_same_are_tried_once_and_a_list_or_a_name_costs_nothin
     assert teacher.asked == before
     with pytest.raises(ValueError, match=r"layers 0\.\.2"):
         choose_layers(target, teacher, [0, 3])
-    with pytest.raises(ValueError, match="held-out rows"):
+    with pytest.raises(ValueError, match="calibrates on rows"):
         choose_layers(target, teacher, "auto:2", [collate(rows(4))], [])
 
 
@@ -121,3 +122,11 @@ def test_calibration_stops_at_the_tokens_asked() -> None:
     said: list[str] = []
     choose_layers(target, teacher, "auto:2", batches, batches[:10], tokens=100, say=said.append)
     assert "128 tokens and 32 held out" in said[0]
+
+
+def test_rows_that_only_pad_the_targets_head_are_no_outcome() -> None:
+    target = tiny(vocab_size=64)
+    choice = choose_layers(
+        target, LiveTeacher(target, real=61), "auto:2", [collate(rows(4))], [collate(rows(4, 1))], steps=1, say=lambda line: None
+    )
+    assert 0 < choice.table[0].acceptance <= 1
