@@ -18,6 +18,7 @@ DRAFTS = {
     "auto": {"layers": "auto:2", "warm_start_tokens": 200},
     "width": {"kind": "width", "layers": "ends:2", "intermediate": 24, "heads": 2, "warm_start_tokens": 200},
     "hidden": {"kind": "width", "hidden": 16},
+    "tied": {"kind": "checkpoint"},
     "adapters": {"kind": "checkpoint", "lora": {"rank": 4, "alpha": 8}},
 }
 
@@ -26,7 +27,7 @@ DRAFTS = {
 def test_a_run_of_each_kind(name: str, tmp_path: Path) -> None:
     draft = dict(DRAFTS[name])
     if draft.get("kind") == "checkpoint":
-        draft["model"] = tiny_folder(tmp_path / "checkpoint", seed=4)
+        draft["model"] = tiny_folder(tmp_path / "checkpoint", seed=4, tie_word_embeddings=name == "tied")
     recipe = write_run(tmp_path, draft=draft)
     done = inside("train", recipe)
     assert done.returncode == 0, done.stderr
