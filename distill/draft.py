@@ -1,4 +1,4 @@
-"""Making a draft from its target, and the objective that teaches it."""
+"""The drafts that can be trained, the objective that teaches them, and the plain folder that either becomes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
+from draftsmith.distill.cut import build, check_layers, cut, speak_like, untied
 from draftsmith.distill.head import Head, check_head, last_hidden
+from draftsmith.distill.lora import adapted, merged
 from draftsmith.distill.losses import loss_named
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.packing import apart
+from draftsmith.distill.pad_rows import with_rows
 from draftsmith.distill.teacher import LiveTeacher, Teacher
-from draftsmith.specdec.models import blocks
+from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.places import quiet
+
+__all__ = ["CutDraft", "DistillDraft", "Origin", "WholeDraft", "check_layers", "cut", "save_draft"]
 
 JUDGED = 32  # positions of a training batch whose acceptance is measured: the heads run once more for each
 
@@ -33,64 +38,39 @@ class Origin(NamedTuple):
     tokenizer: Any
 
 
-def check_layers(target: PreTrainedModel, layers: list[int]) -> None:
-    """ValueError where `target` cannot be cut to `layers`."""
-    _, stack = blocks(target)
-    if not layers or any(not 0 <= one < len(stack) for one in layers) or len(set(layers)) < len(layers):
-        raise ValueError(f"layers {layers} asked; {type(target).__name__} has layers 0..{len(stack) - 1}, each at most once")
-
-
-def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:
-    """A model of the target's class that has only its `layers` (from 0), with copies of everything else.
-
-    `tied=False` gives it an output head of its own where the target's is its embedding.
-    """
-    check_layers(target, layers)
-    name, _ = blocks(target)
-    config = copy.deepcopy(target.config)
-    text = config.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = [text.layer_types[one] for one in layers]
-    text.num_hidden_layers = len(layers)
-    if not tied:
-        config.tie_word_embeddings = text.tie_word_embeddings = False
-    with target.device:
-        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-    state, prefix = {}, f"{target.base_model_prefix}.{name}."
-    new = {str(old): str(place) for place, old in enumerate(layers)}
-    for key, value in target.state_dict().items():
-        if key.startswith(prefix):
-            number, _, rest = key[len(prefix) :].partition(".")
-            if number in new:
-                state[f"{prefix}{new[number]}.{rest}"] = value
-        else:
-            state[key] = value
-    draft.load_state_dict(state, strict=True)
-    return draft.eval()
-
-
 class CutDraft(nn.Module):
     """Some of the target's layers, trained, between its embedding and its head, which are shared with it and stay frozen.
 
     A square `map` turns the last hidden state into the target's own space before the head. It starts as the identity,
-    or as a ridge regression (`warm_start`), and is multiplied into the head when the draft is saved.
+    or as a ridge regression (`warm_start`), and is multiplied into the head when the draft is saved. `model` takes the
+    place of the cut layers: any model of the target's hidden size, such as `narrow(cut(target, layers), ...)`. `real` is how many
+    ids the target can say, where rows beyond only pad its head.
     """
 
     target: PreTrainedModel
     head: Head
     body: Any
+    config: Any
 
-    def __init__(self, target: PreTrainedModel, layers: list[int]) -> None:
+    def __init__(
+        self, target: PreTrainedModel, layers: list[int], model: PreTrainedModel | None = None, real: int | None = None
+    ) -> None:
         super().__init__()
         self.layers = layers
-        model = cut(target, layers).train()
+        model = (cut(target, layers) if model is None else model).train()
+        width = target.config.get_text_config().hidden_size
+        if (found := model.config.get_text_config().hidden_size) != width:
+            raise ValueError(
+                f"a draft of hidden size {found} cannot share the embedding and the head of a target of {width}; "
+                "train it with its own, as WholeDraft"
+            )
+        self.config = model.config
         self.body = getattr(model, model.base_model_prefix)
-        width = model.config.get_text_config().hidden_size
         self.map = nn.Linear(width, width, bias=False, device=target.device, dtype=target.dtype)
         nn.init.eye_(self.map.weight)
         # Kept out of this module's parameters and state: they are the target's, and frozen.
         object.__setattr__(self, "target", target)
-        object.__setattr__(self, "head", Head(target))
+        object.__setattr__(self, "head", Head(target, real))
         self.body.set_input_embeddings(nn.Identity())
 
     def forward(self, embedded: Tensor, scored: Tensor, documents: Tensor | None = None) -> Tensor:
@@ -111,27 +91,44 @@ class CutDraft(nn.Module):
     def whole(self) -> PreTrainedModel:
         """The draft as a plain model of the target's class; its head is the target's times the map."""
         plain = bool(torch.equal(self.map.weight, torch.eye(len(self.map.weight), device=self.map.weight.device)))
-        model = cut(self.target, self.layers, tied=plain)
-        body = getattr(model, model.base_model_prefix)
+        model = build(copy.deepcopy(self.config) if plain else untied(self.config), self.target)
+        body: Any = getattr(model, model.base_model_prefix)
+        embedding, theirs = body.get_input_embeddings(), self.target.get_input_embeddings()
         missing = body.load_state_dict(self.body.state_dict(), strict=False)
-        if missing.unexpected_keys or any("embed" not in key and "wte" not in key for key in missing.missing_keys):
+        expected = [name for name, one in body.named_parameters() if one is embedding.weight]
+        if missing.unexpected_keys or missing.missing_keys != expected:
             raise RuntimeError(f"the trained layers do not fit the draft: {missing}")
-        if not plain:
-            own: Any = model.get_output_embeddings()
-            own.weight.copy_(self.head.linear.weight @ self.map.weight)
+        embedding.load_state_dict(theirs.state_dict())
+        own: Any = model.get_output_embeddings()
+        if own.weight is not embedding.weight:
+            own.load_state_dict(self.head.linear.state_dict())
+            if not plain:
+                own.weight.copy_(self.head.linear.weight @ self.map.weight)
         return model
 
 
 class WholeDraft(nn.Module):
-    """Any causal model that speaks the target's ids, trained as it is, head included."""
+    """Any causal model that speaks the target's ids, trained as it is, head included; with adapters (`with_lora`), they alone.
+
+    Its state is what is trained, so a checkpoint of adapters is small. Given the `target`, what is saved has the target's rows,
+    special ids and generation settings. `real` is how many ids both can say, where rows beyond only pad a head: those are
+    masked while it learns, and saved as rows that are never the likeliest.
+    """
 
     head: Head
+    target: PreTrainedModel | None
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, target: PreTrainedModel | None = None, real: int | None = None) -> None:
         super().__init__()
-        self.model = model
-        object.__setattr__(self, "head", Head(model))
+        self.model, self.real = model, real
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "head", Head(model, real))
         check_head(model, self.head)
+        if not adapted(model):
+            model.requires_grad_(True)  # a copy of a target that a teacher has frozen is frozen too
+        self._frozen = [f"model.{name}" for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad]
+        self.register_state_dict_post_hook(_without_frozen)
+        self.register_load_state_dict_post_hook(_frozen_is_not_missing)
 
     def forward(self, ids: Tensor, scored: Tensor, documents: Tensor | None = None) -> Tensor:
         return last_hidden(self.model, ids, documents)[scored]
@@ -140,7 +137,23 @@ class WholeDraft(nn.Module):
         return batch.ids, batch.scored, batch.documents
 
     def whole(self) -> PreTrainedModel:
-        return self.model
+        """The draft as a plain model, adapters merged; the trained one is left as it is."""
+        model = merged(self.model) if adapted(self.model) else self.model
+        if self.target is None:
+            return model
+        model = with_rows(model, output_rows(self.target), self.real)
+        speak_like(model, self.target)
+        return model
+
+
+def _without_frozen(draft: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name in draft._frozen:
+        state.pop(prefix + name, None)
+
+
+def _frozen_is_not_missing(draft: Any, keys: Any) -> None:
+    # Under a wrapper each name has its prefix before it.
+    keys.missing_keys[:] = [one for one in keys.missing_keys if not one.endswith(tuple(draft._frozen or ["\n"]))]
 
 
 class DistillDraft:
@@ -164,11 +177,19 @@ class DistillDraft:
         self.asked = Asked(weights, chunk, temperature)
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
-        self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
+        self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, nn.Module) else teacher
         self.origin = origin
         rows = self.draft.head.rows, self.teacher.rows
         if rows[0] != rows[1]:
-            raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
+            raise ValueError(
+                f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids. Where the rest only "
+                "pads a head, give both the number of ids that are real: WholeDraft(..., real=N), LiveTeacher(..., real=N)"
+            )
+        if _shared(self.trainable, self.teacher):
+            raise ValueError(
+                "the draft and the teacher are one model, so teaching would move the teacher; give one of them a copy "
+                "(copy.deepcopy), before adapters are put on it"
+            )
         self._learned = [one for one in self.draft.head.parameters() if one.requires_grad]
         if support is not None and self._learned:
             raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
@@ -201,3 +222,9 @@ def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = Non
         origin.tokenizer.save_pretrained(folder)
         about |= {"target": origin.target, "revision": origin.revision}
     (folder / "drafter.json").write_text(json.dumps(about) + "\n")
+
+
+def _shared(draft: nn.Module, teacher: Teacher) -> bool:
+    """Whether a module of the draft is one of the teacher's: its weights, or a place where an adapter would change both."""
+    target = getattr(teacher, "target", None)
+    return isinstance(target, nn.Module) and not {*map(id, draft.modules())}.isdisjoint(map(id, target.modules()))

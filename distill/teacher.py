@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden
+from draftsmith.distill.lora import adapted
 from draftsmith.distill.signal import Dense, Signal
 
 
@@ -30,11 +31,19 @@ class HiddenTeacher(Teacher, Protocol):
 
 
 class LiveTeacher:
-    """The target itself, frozen, one forward a batch; the logits of prompt tokens are never made."""
+    """The target itself, frozen, one forward a batch; the logits of prompt tokens are never made.
 
-    def __init__(self, target: PreTrainedModel) -> None:
+    `real` is how many ids it can say, where rows beyond only pad its head.
+    """
+
+    def __init__(self, target: PreTrainedModel, real: int | None = None) -> None:
+        if adapted(target):
+            raise ValueError(
+                "the teacher carries adapters, and what is said through them would be taught as its own; load it again without them, "
+                "or merge them (distill.lora.merged)"
+            )
         self.target = target.eval().requires_grad_(False)
-        self.head = Head(target)
+        self.head = Head(target, real)
         self.rows = self.head.rows
         check_head(target, self.head)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from draftsmith.recipes.core_yaml import Core
 from draftsmith.recipes.paths import find_recipe
@@ -54,28 +54,42 @@ def _override(tree: dict[str, Any], text: str) -> str | None:
 
 def _explain(error: Any) -> str:
     """One problem in one line: path, what is wrong, what was found, the nearest name."""
-    path = ".".join(str(part) for part in error["loc"])
+    parts, known = _place(error["loc"])
+    path = ".".join(map(str, parts))
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _keys(error["loc"][:-1]), n=1)
-        return f"{path}: no such key" + (
-            f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(_keys(error['loc'][:-1]))}"
-        )
+        near = difflib.get_close_matches(str(parts[-1]), known, n=1)
+        return f"{path}: no such key" + (f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}")
     if error["type"] == "missing":
         return f"{path}: is needed"
+    if error["type"] == "union_tag_invalid":
+        return f"{path}.kind: is one of {error['ctx']['expected_tags']}, found {error['ctx']['tag']!r}"
     message = error["msg"][0].lower() + error["msg"][1:]
     found = "" if error["loc"][-1] == "url" else f", found {error['input']!r}"  # a url may hold a secret
     return f"{path}: {message}{found}"
 
 
-def _keys(location: tuple[str | int, ...]) -> list[str]:
-    model: Any = Recipe
+def _place(location: tuple[str | int, ...]) -> tuple[list[str | int], list[str]]:
+    """Where in the yaml an error is (pydantic names the member of a union too, which the yaml does not), and the keys known there."""
+    kind: Any = Recipe
+    parts: list[str | int] = []
+    known: list[str] = []
     for part in location:
-        if isinstance(part, int):
+        if part in (members := _members(kind)):
+            kind = members[str(part)]
             continue
-        annotation = model.model_fields[part].annotation
-        model = next(
-            (one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)), None
-        )
-        if model is None:
-            return []
-    return list(model.model_fields)
+        parts.append(part)
+        model = next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if isinstance(part, str):
+            known = list(model.model_fields) if model else []
+            kind = model.model_fields[part].annotation if model and part in known else None
+    return parts, known
+
+
+def _members(kind: Any) -> dict[str, Any]:
+    """The members of a union by their tags, unions within it included."""
+    found: dict[str, Any] = {}
+    for one in get_args(kind):
+        marks = getattr(one, "__metadata__", ())
+        found |= {str(mark.tag): one.__origin__ for mark in marks if isinstance(mark, Tag)}
+        found |= _members(one.__origin__) if marks else {}
+    return found

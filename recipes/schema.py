@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from draftsmith.recipes.runs import NAMED
 
@@ -148,15 +159,70 @@ class Data(_Closed):
         return self
 
 
-class Draft(_Closed):
-    """How the draft is made."""
+def _named(layers: str) -> str:
+    if not re.fullmatch(r"(first|spread|ends|auto)(:[1-9][0-9]*)?", layers):
+        raise ValueError("a list of layers is needed, or first:N, spread:N, ends:N or auto:N")
+    return layers
 
-    kind: Literal["layers"] = "layers"
-    layers: Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_once)] = Field(
-        min_length=1, description="which of the target's layers, counted from 0"
-    )
+
+Layers = Annotated[
+    Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_once), Tag("list")]
+    | Annotated[str, AfterValidator(_named), Tag("name")],
+    Discriminator(lambda value: "name" if isinstance(value, str) else "list"),
+]
+WHICH = "which of the target's layers, counted from 0: a list, first:4, spread:4, ends:4, or auto:4 (ranked by held-out acceptance)"
+
+
+class Lora(_Closed):
+    """Low-rank adapters, merged when the draft is saved."""
+
+    rank: Positive = 16
+    alpha: Positive = Field(32, description="an update counts alpha / rank")
+    targets: list[str] | Literal["all-linear"] = Field("all-linear", description="names of layers; all-linear: all but the head")
+
+
+class _Start(_Closed):
     warm_start: Literal["ridge", "none"] = "ridge"
     warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
+    steps: Annotated[int, Field(ge=0)] = Field(0, description="gradient steps after the ridge map, for each candidate of auto")
+
+
+class LayersDraft(_Start):
+    """Some of the target's layers between its own embedding and head."""
+
+    kind: Literal["layers"] = "layers"
+    layers: Layers = Field(description=WHICH)
+
+
+class WidthDraft(_Start):
+    """The target's layers, or some of them, made narrower."""
+
+    kind: Literal["width"] = "width"
+    layers: Layers | None = Field(None, description=f"{WHICH}; none named: all")
+    intermediate: Positive | None = Field(None, description="MLP channels a layer, those that write most")
+    heads: Positive | None = Field(None, description="attention heads a layer, in whole groups that share keys and values")
+    hidden: Positive | None = Field(
+        None, description="numbers a token, by principal components; the draft gets its own embedding and head"
+    )
+
+
+class CheckpointDraft(_Closed):
+    """A model that speaks the target's ids already."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE; its tokenizer must be the target's")
+    lora: Lora | None = Field(None, description="train adapters only; none: every weight")
+
+
+def _kind(value: Any) -> str:
+    """A draft that does not say its kind is one of layers."""
+    return str(value.get("kind", "layers") if isinstance(value, dict) else getattr(value, "kind", "layers"))
+
+
+Draft = Annotated[
+    Annotated[LayersDraft, Tag("layers")] | Annotated[WidthDraft, Tag("width")] | Annotated[CheckpointDraft, Tag("checkpoint")],
+    Discriminator(_kind),
+]
 
 
 class OnPolicy(_Closed):

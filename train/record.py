@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from draftsmith.distill import CutDraft
+from draftsmith.distill import CutDraft, WholeDraft
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import append_lines, write_whole
 from draftsmith.train.data import Order, Rows
@@ -44,7 +44,18 @@ def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder
     )
 
 
-def environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft) -> dict[str, Any]:
+def describe(draft: CutDraft | WholeDraft) -> str:
+    """What a draft is made of, in a line."""
+    text: Any = (draft.config if isinstance(draft, CutDraft) else draft.model.config).get_text_config()
+    shape = f"{text.num_hidden_layers} layers, {text.num_attention_heads} heads, hidden size {text.hidden_size}"
+    if isinstance(draft, WholeDraft):
+        return f"{shape}, with an embedding and a head of its own"
+    return f"layers {draft.layers} of the target ({shape}), its embedding, and its head times a trained square matrix"
+
+
+def environment(
+    accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft | WholeDraft
+) -> dict[str, Any]:
     try:
         commit = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True
@@ -57,7 +68,7 @@ def environment(accelerator: Accelerator, identity: str, recipe: Recipe, rows: R
         "python": platform.python_version(), "machine": platform.processor() or platform.machine(), "device": str(accelerator.device),
         "processes": accelerator.num_processes, "threads": torch.get_num_threads(), "precision": recipe.train.precision,
         "versions": {name: metadata.version(name) for name in packages},
-        "trainable_parameters": sum(one.numel() for one in draft.parameters()),
+        "draft": describe(draft), "trainable_parameters": sum(one.numel() for one in draft.parameters() if one.requires_grad),
         "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
         "scored_tokens": sum(row.scored for row in rows.train), "counted": rows.counted,
     }  # fmt: skip

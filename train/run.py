@@ -10,9 +10,11 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, WholeDraft, collate
 from draftsmith.distill.batch import Example
-from draftsmith.distill.draft import Origin, check_layers
+from draftsmith.distill.cut import check_layers
+from draftsmith.distill.draft import Origin
+from draftsmith.distill.make import Made, make_draft
 from draftsmith.distill.packing import check_packing
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm_start import ridge
@@ -20,7 +22,8 @@ from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, whole_folder, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.progress import Progress
-from draftsmith.specdec.models import eos_ids, load
+from draftsmith.recipes.schema import CheckpointDraft
+from draftsmith.specdec.models import eos_ids, load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.chats import Form, fingerprint, read_chats, reader
@@ -122,7 +125,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     same_run(recipe)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
-    check_layers(target, recipe.draft.layers)
+    if isinstance(named := getattr(recipe.draft, "layers", None), list):
+        check_layers(target, named)
     name, folder, data = revision(recipe.target.model), recipe.folder, recipe.data
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -136,12 +140,15 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         check_packing(target, data.max_length)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
-    draft = CutDraft(target, recipe.draft.layers)
-    needs = _bytes(draft)
-    room_for(folder, (settings.keep + 2) * needs, folder / "step-N")
-    live = LiveTeacher(target)
+    real = real_ids(target, tokenizer)
+    live = LiveTeacher(target, real)
     kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
     teacher = StoredTeacher(live, folder / "teacher", kept, name, accelerator)
+    with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
+        made = _draft(recipe, target, teacher, tokenizer, real, rows, held_out, accelerator)
+    draft = made.draft
+    needs = _bytes(draft)
+    room_for(folder, (settings.keep + 2) * needs, folder / "step-N")
     support = _support(rows) if settings.support == "answers" else None
     objective = DistillDraft(
         draft,
@@ -152,7 +159,10 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         Origin(recipe.target.model, name, tokenizer),
     )
     optimizer = torch.optim.AdamW(
-        draft.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+        [one for one in draft.parameters() if one.requires_grad],
+        lr=settings.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=settings.weight_decay,
     )
     if not runs.steps(folder):
         _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
@@ -230,13 +240,14 @@ def _start(
     if accelerator.is_main_process:
         with whole_folder(folder / "start" / "untrained") as beside:
             objective.save(beside)
-    if recipe.draft.warm_start == "none":
-        return
+    start = recipe.draft
+    if isinstance(start, CheckpointDraft) or start.warm_start == "none" or not isinstance(objective.draft, CutDraft):
+        return  # a draft with a head of its own has no map to fit
     some, tokens = [], 0
     for row in rows.train:
         some.append(row)
         tokens += row.scored
-        if tokens >= recipe.draft.warm_start_tokens:
+        if tokens >= start.warm_start_tokens:
             break
     progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
     batches = (collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8))
@@ -248,12 +259,31 @@ def _start(
             (beside / "fit.json").write_text(json.dumps(fit._asdict(), indent=1) + "\n")
 
 
+def _draft(
+    recipe: Recipe, target: Any, teacher: HiddenTeacher, tokenizer: Any, real: int, rows: Rows, held_out: list[Batch], accelerator: Accelerator,
+) -> Made:  # fmt: skip
+    """The recipe's draft. Layers that `auto` chose are kept in the run folder, so that a run that goes on has the same."""
+    settings = recipe.draft.model_dump(exclude={"kind", "warm_start", "warm_start_tokens"})
+    written = recipe.folder / "start" / "layers.json"
+    if written.is_file():
+        settings["layers"] = json.loads(written.read_text(encoding="utf-8"))["layers"]
+    batches = (collate(rows.train[at : at + 8]).to(accelerator.device) for at in range(0, len(rows.train), 8))
+    say: Any = print if accelerator.is_main_process else lambda line: None
+    made = make_draft(
+        recipe.draft.kind, target, teacher, tokenizer=tokenizer, real=real, batches=batches, held_out=held_out, say=say, **settings
+    )
+    if made.tried and accelerator.is_main_process:
+        write_whole(written, json.dumps({"layers": made.layers, "tried": [one._asdict() for one in made.tried]}, indent=1) + "\n")
+    return made
+
+
 def _support(rows: Rows) -> torch.Tensor:
     """The ids that the answers hold, sorted: [S]."""
     return torch.tensor(sorted({token for row in rows.train for token in row.answers}))
 
 
-def _bytes(draft: CutDraft) -> int:
-    """About what one checkpoint takes: the saved draft with an embedding and a head, the weights and two moments."""
+def _bytes(draft: CutDraft | WholeDraft) -> int:
+    """About what one checkpoint takes: the saved draft with an embedding and a head, the weights that are trained and two moments."""
     outer = 2 * int(draft.head.linear.weight.numel())
-    return 4 * (outer + 4 * sum(one.numel() for one in draft.parameters()))
+    every, trained = (sum(one.numel() for one in draft.parameters() if one.requires_grad or not only) for only in (False, True))
+    return 4 * (outer + every + 3 * trained)

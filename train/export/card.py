@@ -29,8 +29,8 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 | | |
 |---|---|
 | target | `{recipe.target.model}`, revision `{environment["target_revision"]}`; the draft speaks its token ids and no other model's |
-| draft | layers {recipe.draft.layers} of the target, {environment["trainable_parameters"]:,} trained parameters; the embedding is the target's, the head the target's times a trained square matrix |
-| start | {recipe.draft.warm_start} |
+| draft | {environment["draft"]}; {environment["trainable_parameters"]:,} trained parameters |
+| start | {getattr(recipe.draft, "warm_start", "") or getattr(recipe.draft, "model", "")} |
 | data | {environment["rows"]} answers of the target itself to `{recipe.data.prompts}` ({environment["scored_tokens"]:,} scored tokens), {environment["held_out_rows"]} held out |
 | loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
 | held-out | acceptance sum min(p, q) {held_out["acceptance"]:.3f}, argmax agreement {held_out["agreement"]:.3f} over {held_out["scored"]:.0f} tokens (teacher-forced, temperature 1 / 0) |
