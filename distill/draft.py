@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, judged, scored_loss
-from draftsmith.distill.head import Head, check_head, last_hidden
+from draftsmith.distill.head import Head, Logits, check_head, last_hidden
 from draftsmith.distill.losses import LOSSES
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.teacher import LiveTeacher, Teacher
+from draftsmith.specdec.drafters.trimmed import check_ids, write_ids
 from draftsmith.specdec.models import blocks, pick
 from draftsmith.specdec.places import quiet
 
@@ -145,16 +146,20 @@ class DistillDraft:
     is one of these ids. It cuts the cost of the head, which is most of a step, by its share of the vocabulary; ids
     outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, for 32 positions
     of a batch then. In eval mode everything is whole.
+
+    `ids` (ascending, as `vocabulary.frequent` gives them) are all that the draft will ever say. Its head is those rows then, in
+    training, in the figures and in our decoder; the losses set it against the whole law, with all other ids as one outcome
+    that it cannot say. A support lies within them.
     """
 
     def __init__(
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
         loss: Mapping[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
+        ids: Tensor | None = None,
     ) -> None:  # fmt: skip
         weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in weights:
             pick(LOSSES, name, "loss")
-        self.asked = Asked(weights, chunk)
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, PreTrainedModel) else teacher
@@ -162,30 +167,48 @@ class DistillDraft:
         rows = self.draft.head.rows, self.teacher.rows
         if rows[0] != rows[1]:
             raise ValueError(f"the draft has {rows[0]} output rows, the target {rows[1]}; their laws must be over the same ids")
+        if ids is not None:
+            ids = check_ids(ids, rows[1], "the draft's ids").to(self.draft.head.linear.weight.device)
+        self.asked = Asked(weights, chunk, ids=ids)
         self._learned = [one for one in self.draft.head.parameters() if one.requires_grad]
         if support is not None and self._learned:
             raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
+        if support is not None and ids is not None and not bool(torch.isin(support, ids).all()):
+            raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
         self._narrow = None if support is None else (self.draft.head.over(support), support)
+        self._frozen = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
 
     def loss(self, batch: Batch) -> Loss:
         hidden = self.trainable(*self.draft.inputs(batch))
         signal = self.teacher.signal(batch)
         narrow = self._narrow if self.trainable.training else None
-        head, taught = (self.draft.head, signal) if narrow is None else (narrow[0], signal.within(narrow[1]))
-        total = scored_loss(hidden, head, taught, self.asked, self._learned)
-        metrics = judged(hidden, self.draft.head, signal, self.asked, 32 if narrow else None)
+        head, learned = self._head()
+        if narrow is None:
+            total = scored_loss(hidden, head, signal, self.asked, learned)
+        else:
+            total = scored_loss(hidden, narrow[0], signal.within(narrow[1]), self.asked._replace(ids=None))
+        metrics = judged(hidden, head, signal, self.asked, 32 if narrow else None)
         return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
+
+    def _head(self) -> tuple[Logits, list[Tensor]]:
+        """What makes logits of the draft's hidden states, and which tensors of it are taught."""
+        if self.asked.ids is not None and self._learned:
+            return self.draft.head.rows_of(self.asked.ids)
+        return self._frozen, self._learned
 
     def save(self, folder: Path) -> None:
         """A plain transformers folder plus drafter.json."""
-        save_draft(self.draft.whole(), folder, self.origin)
+        save_draft(self.draft.whole(), folder, self.origin, self.asked.ids)
 
 
-def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None) -> None:
-    """A plain transformers folder (with the target's tokenizer, where the origin is known) plus drafter.json."""
+def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None, ids: Tensor | None = None) -> None:
+    """A plain transformers folder (with the target's tokenizer, where the origin is known) plus drafter.json.
+
+    A draft that says `ids` alone is saved with the whole head, for engines that know no other; `load_drafter` cuts it to them.
+    """
     with quiet():
         model.save_pretrained(folder)
-    about: dict[str, Any] = {"kind": "model", "settings": {}}
+    about: dict[str, Any] = {"kind": "model", "settings": {} if ids is None else write_ids(folder, ids)}
     if origin is not None:
         origin.tokenizer.save_pretrained(folder)
         about |= {"target": origin.target, "revision": origin.revision}

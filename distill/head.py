@@ -28,9 +28,13 @@ class Head(nn.Module):
 
     def over(self, ids: Tensor) -> Logits:
         """The same head over a few ids only: hidden [N, H] -> logits [N, len(ids)]. For a head that is frozen."""
-        weight = self.linear.weight.detach()[ids].contiguous()
-        bias = None if self.linear.bias is None else self.linear.bias.detach()[ids]
-        return lambda hidden: self._capped(nn.functional.linear(hidden, weight, bias))
+        with torch.no_grad():
+            return self.rows_of(ids)[0]
+
+    def rows_of(self, ids: Tensor) -> tuple[Logits, list[Tensor]]:
+        """The same for a head that is trained, and the tensors that learn: rows gathered once here, and not anew for each chunk."""
+        rows = [one[ids] for one in (self.linear.weight, self.linear.bias) if one is not None]
+        return lambda hidden: self._capped(nn.functional.linear(hidden, *rows)), rows
 
     def _capped(self, logits: Tensor) -> Tensor:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)

@@ -106,7 +106,7 @@ def _from_gguf(path: Path) -> Path:
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=home))
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = _with_special_tokens(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), path)
+        tokenizer = gguf_tokenizer(path)
         # The weights are plain now; transformers refuses to save a model that still says it is quantised.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -125,9 +125,10 @@ def _from_gguf(path: Path) -> Path:
     return folder
 
 
-def _with_special_tokens(tokenizer: Any, path: Path) -> Any:
-    """The tokens that the .gguf names; some versions of transformers put the converter's own defaults in their place, or read the
-    whole vocabulary as another family's, which is refused."""
+def gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer of a .gguf, with the special tokens that the file names; some versions of transformers put the converter's own
+    defaults in their place, or read the whole vocabulary as another family's, which is refused."""
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     fields = GGUFReader(path).fields
     if (field := fields.get("tokenizer.ggml.tokens")) is not None and (
         strange := set(tokenizer.get_vocab()) - set(field.contents())
