@@ -61,7 +61,9 @@ def transplant(
     """
     own = bool(getattr(donor.config.get_text_config(), "tie_word_embeddings", False))
     if tied and not own:
-        raise ValueError("tied=True asked of a donor with a head of its own: one of its two matrices would be lost; leave `tied` out")
+        raise ValueError(
+            "tied=True asked of a donor with a head of its own: one of its two matrices would be lost; leave `tied` out"
+        )
     spelled, kinds = _spelled(donor_tokenizer, target_tokenizer, vocab_size, told or {}, output_rows(donor))
     config = copy.deepcopy(donor.config)
     for one in (config, config.get_text_config()):

@@ -94,7 +94,9 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _compat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="the model whose text is wanted: a hub id, a folder, a .gguf file or package:NAME/FILE")
+    parser.add_argument(
+        "target", metavar="TARGET", help="the model whose text is wanted: a hub id, a folder, a .gguf file or package:NAME/FILE"
+    )
     parser.add_argument("draft", metavar="DRAFT", help="the model that is to draft for it")
 
 
@@ -173,7 +175,12 @@ COMMANDS = {
     "export": Command(_export, "write the best draft for the engine that will serve it", _export_options),
     "validate": Command(_validate, "check a recipe and print it with every default filled in"),
     "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
-    "compat": Command(_compat, "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot", _compat_options, False),
+    "compat": Command(
+        _compat,
+        "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot",
+        _compat_options,
+        False,
+    ),
 }
 
 if __name__ == "__main__":

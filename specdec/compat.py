@@ -73,9 +73,7 @@ def compat(target_name: str | Path, draft_name: str | Path) -> Compat:
         Difference(i, target.tokens.get(i), draft.tokens.get(i)) for i in every if target.tokens.get(i) != draft.tokens.get(i)
     ]
     problem = compatible(ours, theirs, target_rows=target.rows, draft_rows=draft.rows).problem
-    return Compat(
-        target, draft, identical, shared - identical, len(target.tokens) - shared, len(at) - shared, differences, problem
-    )
+    return Compat(target, draft, identical, shared - identical, len(target.tokens) - shared, len(at) - shared, differences, problem)
 
 
 def _side(name: str | Path) -> tuple[Side, Any]:

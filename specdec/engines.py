@@ -45,7 +45,9 @@ def vllm(pair: Compat) -> Verdict:
             "drafts, tokens that both have)",
         )
     if not pair.same_ids:
-        return Verdict("no", "it starts, for the sizes are equal, but the ids mean other tokens and almost no draft would be accepted")
+        return Verdict(
+            "no", "it starts, for the sizes are equal, but the ids mean other tokens and almost no draft would be accepted"
+        )
     return Verdict("yes", "draft_model, vocab_size is equal")
 
 
@@ -75,7 +77,9 @@ def llama_cpp(pair: Compat) -> Verdict:
     if wrong := [one.id for one in pair.differences if FROM <= one.id < shared]:
         return Verdict("no", f"token {wrong[0]} differs ({len(wrong)} from id {FROM} on do)")
     if any(one.id >= shared and one.target is not None for one in pair.differences) or max(ours.tokens) >= theirs.rows:
-        return Verdict("with", f"it starts, and aborts at the target's first token beyond {theirs.rows - 1}, the draft's last: pad the draft")
+        return Verdict(
+            "with", f"it starts, and aborts at the target's first token beyond {theirs.rows - 1}, the draft's last: pad the draft"
+        )
     if low := [one.id for one in pair.differences if one.id < FROM]:
         return Verdict("with", f"it does not look at ids below {FROM}, of which {low} differ: a draft of one is never the target's")
     return Verdict("yes", "vocabulary type, BOS and EOS, and the tokens from id 5 on are equal")

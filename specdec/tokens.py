@@ -10,9 +10,7 @@ from jinja2 import TemplateError
 
 PLAIN = (*range(33, 127), *range(161, 173), *range(174, 256))
 # GPT-2's alphabet: printable bytes are their own letters, the other 68 take those from U+0100 on, in order.
-LETTER = {byte: chr(byte) for byte in PLAIN} | {
-    byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - set(PLAIN)))
-}
+LETTER = {byte: chr(byte) for byte in PLAIN} | {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - set(PLAIN)))}
 BYTE = {letter: byte for byte, letter in LETTER.items()}
 RAW = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how sentencepiece writes a byte that is no character of its own
 ROLES = ("end of turn", "eos", "bos", "pad", "unk")
@@ -31,7 +29,12 @@ def kind(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = [getattr(backend, name, None) for name in ("decoder", "pre_tokenizer", "normalizer")]
     said = "".join(part.__getstate__().decode() for part in parts if part is not None)
-    for mark, name in (("ByteLevel", "byte-level"), ("Metaspace", "sentencepiece"), ("▁", "sentencepiece"), ("WordPiece", "wordpiece")):
+    for mark, name in (
+        ("ByteLevel", "byte-level"),
+        ("Metaspace", "sentencepiece"),
+        ("▁", "sentencepiece"),
+        ("WordPiece", "wordpiece"),
+    ):
         if mark in said:
             return name
     return "other"

@@ -13,7 +13,15 @@ def test_a_pair_and_no_pair(tmp_path: Path) -> None:
     target, draft = tiny_folder(tmp_path / "target"), tiny_folder(tmp_path / "draft", seed=4)
     done = inside("compat", target, draft)
     assert done.returncode == 0, done.stderr
-    for word in ("260 of the target's 260 tokens", "Chat templates: equal", "end of turn", "Draftsmith", "vLLM", "SGLang", "llama.cpp"):
+    for word in (
+        "260 of the target's 260 tokens",
+        "Chat templates: equal",
+        "end of turn",
+        "Draftsmith",
+        "vLLM",
+        "SGLang",
+        "llama.cpp",
+    ):
         assert word in done.stdout, word
     assert "ids differ" not in done.stdout
     assert "\x1b" not in done.stdout

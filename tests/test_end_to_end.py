@@ -82,7 +82,9 @@ def test_the_export_loads_elsewhere_and_keeps_the_targets_greedy_text(finished: 
         assert word in card
 
 
-def test_a_draft_of_few_ids_is_exported_with_its_whole_head_and_our_decoder_still_knows_them(finished: Path, tmp_path: Path) -> None:
+def test_a_draft_of_few_ids_is_exported_with_its_whole_head_and_our_decoder_still_knows_them(
+    finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     recipe = write_run(tmp_path / "copy")
     written = tmp_path / "copy" / "runs" / "small" / "recipe.yaml"

@@ -35,7 +35,14 @@ def byte_level(
 def sentencepiece(merges: list[str]) -> Any:
     """▁ for a space, <0x0A> for a byte that is no letter here, <s> and a space before every text."""
     letters = ["▁", *string.ascii_letters, *string.digits, "é", "."]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *(one.replace(" ", "") for one in merges)]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *letters,
+        *(one.replace(" ", "") for one in merges),
+    ]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [tuple(one.split(" ")) for one in merges]
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, unk_token="<unk>", fuse_unk=True, byte_fallback=True))

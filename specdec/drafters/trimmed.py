@@ -29,7 +29,9 @@ def check_ids(ids: Tensor, rows: int, what: str = "ids") -> Tensor:
 def trimmed_view(model: PreTrainedModel, ids: Tensor) -> PreTrainedModel:
     """A shallow copy of `model` whose head gives logits for `ids` [V'] alone; all else is shared, and nothing is changed."""
     if "forward" in vars(model):
-        raise ValueError(f"{type(model).__name__} has a wrapped forward (compiled, or with hooks), which would keep its head; trim it before")
+        raise ValueError(
+            f"{type(model).__name__} has a wrapped forward (compiled, or with hooks), which would keep its head; trim it before"
+        )
     own: Any = model.get_output_embeddings()
     where = ids.to(own.weight.device)
     head = nn.Linear(own.weight.shape[1], len(ids), bias=getattr(own, "bias", None) is not None, device="meta")

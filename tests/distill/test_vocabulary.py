@@ -118,7 +118,13 @@ def test_a_support_lies_within_the_ids_and_the_figures_stay_whole() -> None:
     assert float(few.loss(batch).total) == float(plain.loss(batch).total)
     with pytest.raises(ValueError, match="a support holds ids that the draft cannot say"):
         DistillDraft(draft, target, support=torch.tensor([4, 5]), ids=IDS)
-    for wrong, message in (([3, 2], "ascending"), ([2, 2], "ascending"), ([4, 61], r"0\.\.60"), ([-1, 4], r"0\.\.60"), ([], "ascending")):
+    for wrong, message in (
+        ([3, 2], "ascending"),
+        ([2, 2], "ascending"),
+        ([4, 61], r"0\.\.60"),
+        ([-1, 4], r"0\.\.60"),
+        ([], "ascending"),
+    ):
         with pytest.raises(ValueError, match=message):
             DistillDraft(draft, target, ids=torch.tensor(wrong, dtype=torch.long))
 
@@ -138,7 +144,9 @@ def test_a_trimmed_draft_is_saved_whole_and_our_decoder_cuts_it_again(kind: str,
         optimizer.step()
     objective.save(tmp_path / "draft")
     assert json.loads((tmp_path / "draft" / "drafter.json").read_text())["settings"] == {"ids": "draft_ids.json"}
-    assert not [one for one in (tmp_path / "draft").glob("*.safetensors") if one.name != "model.safetensors"], "engines read them all"
+    assert not [one for one in (tmp_path / "draft").glob("*.safetensors") if one.name != "model.safetensors"], (
+        "engines read them all"
+    )
     plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert plain.config.tie_word_embeddings == (kind == "tied")

@@ -147,7 +147,10 @@ CASES = {
 def test_three_tokens_behind_the_first_follow_the_targets_law(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, how, k, rule = CASES[case]
     target, other = ScriptedLM(vocabulary, "target"), ScriptedLM(vocabulary, "draft")
-    drafter = {"o": OneHot(other), "m": ModelDrafter(other), "t": trimmed(vocabulary, [0, 2, 3]), "p": None}[case[0]]  # type: ignore[arg-type]
+    make: dict[str, Callable[[], Any]] = {
+        "o": lambda: OneHot(other), "m": lambda: ModelDrafter(other), "t": lambda: trimmed(vocabulary, [0, 2, 3]), "p": lambda: None,  # type: ignore[arg-type]
+    }  # fmt: skip
+    drafter = make[case[0]]()
     prompt = [1, 0]
     found: dict[tuple[int, ...], float] = defaultdict(float)
 

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from draftsmith.specdec import CombinedDrafter, ModelDrafter, NgramDrafter, Sampling, generate, load, load_drafter, prepare_for_decoding, to_probs
+from draftsmith.specdec import (
+    CombinedDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    Sampling,
+    generate,
+    load,
+    load_drafter,
+    prepare_for_decoding,
+    to_probs,
+)
 from tiny import FAMILIES, noisy, plain_greedy, tiny, tiny_folder
 
 IDS = torch.tensor([2, 3, 4, 9, 11, 17, 20, 21, 24, 33, 40, 41, 57])
