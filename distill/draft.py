@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +176,7 @@ class DistillDraft:
         if support is not None and ids is not None and not bool(torch.isin(support, ids).all()):
             raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
         self._narrow = None if support is None else (self.draft.head.over(support), support)
-        self._frozen = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
+        self._frozen: Logits = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
 
     def loss(self, batch: Batch) -> Loss:
         hidden = self.trainable(*self.draft.inputs(batch))
@@ -190,7 +190,7 @@ class DistillDraft:
         metrics = judged(hidden, head, signal, self.asked, 32 if narrow else None)
         return Loss(total, metrics | {"scored": torch.tensor(float(len(hidden)))})
 
-    def _head(self) -> tuple[Logits, list[Tensor]]:
+    def _head(self) -> tuple[Logits, Sequence[Tensor]]:
         """What makes logits of the draft's hidden states, and which tensors of it are taught."""
         if self.asked.ids is not None and self._learned:
             return self.draft.head.rows_of(self.asked.ids)

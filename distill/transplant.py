@@ -79,7 +79,7 @@ def transplant(
             state[name] = _mixed(weight, spelled, decay, real)
     model.load_state_dict(state, strict=True)
     counts = torch.bincount(kinds, minlength=len(KINDS)).tolist()
-    return Transplanted(model.to(donor.device).eval(), Report(*counts, kinds))
+    return Transplanted(model.to(donor.device).eval(), Report._make([*counts, kinds]))
 
 
 def _spelled(donor: Any, target: Any, vocab_size: int, told: Mapping[str, str], rows: int) -> tuple[list[list[int]], Tensor]:

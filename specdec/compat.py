@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from draftsmith.specdec.cache import positions
 from draftsmith.specdec.models import compatible, load_tokenizer
-from draftsmith.specdec.places import gguf_tokenizer, locate, quiet, resolve
+from draftsmith.specdec.places import gguf_folder, gguf_tokenizer, locate, quiet, resolve
 from draftsmith.specdec.tokens import Special, kind, specials
 
 SHOWN = 5  # differing ids
@@ -97,7 +97,7 @@ def _side(name: str | Path) -> tuple[Side, Any]:
 def _read(name: str | Path) -> tuple[Any, Any]:
     """Config and tokenizer. Of a .gguf that no one has loaded yet its head is read, not its weights."""
     path = locate(name)
-    if path is not None and path.suffix == ".gguf":
+    if path is not None and path.suffix == ".gguf" and not (gguf_folder(path) / "config.json").is_file():
         with quiet():
             return AutoConfig.from_pretrained(path.parent, gguf_file=path.name), gguf_tokenizer(path)
     with quiet():

@@ -94,12 +94,18 @@ def revision(name: str | Path) -> str:
     return f"sha256:{whole.hexdigest()[:16]}"
 
 
-def _from_gguf(path: Path) -> Path:
-    """A transformers folder with the dequantised fp32 weights, made once and kept in the user's cache."""
+def gguf_folder(path: Path) -> Path:
+    """Where the dequantised weights of a .gguf are kept, or will be."""
     home = Path(os.environ.get("DRAFTSMITH_CACHE") or Path.home() / ".cache" / "draftsmith")
     stat = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = home / f"{path.stem}-{key}"
+    return home / f"{path.stem}-{key}"
+
+
+def _from_gguf(path: Path) -> Path:
+    """A transformers folder with the dequantised fp32 weights, made once and kept in the user's cache."""
+    folder = gguf_folder(path)
+    home = folder.parent
     if (folder / "config.json").is_file():
         return folder
     home.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,8 @@ def trimmed_view(model: PreTrainedModel, ids: Tensor) -> PreTrainedModel:
     head = nn.Linear(own.weight.shape[1], len(ids), bias=getattr(own, "bias", None) is not None, device="meta")
     for name, _ in list(head.named_parameters()):
         setattr(head, name, nn.Parameter(getattr(own, name).detach()[where].contiguous(), requires_grad=False))
+    if isinstance(own, nn.Linear):
+        head.__class__ = type(own)  # prepared for decoding where the whole head is
     view = shell(model)
     view.set_output_embeddings(head)
     return view

@@ -135,3 +135,10 @@ def test_ids_that_only_pad_a_head_are_no_ids_of_a_draft(tmp_path: Path) -> None:
     (tmp_path / "draft" / "draft_ids.json").write_text("[2, 280]")
     with pytest.raises(ValueError, match=r"0\.\.259"):
         load_drafter(tmp_path / "draft", target, tokenizer)
+
+
+def test_the_head_of_a_prepared_draft_is_prepared_too() -> None:
+    model = prepare_for_decoding(noisy(TARGET))
+    head: Any = ModelDrafter(model, ids=IDS).model.get_output_embeddings()
+    assert type(head) is type(model.get_output_embeddings()) is not torch.nn.Linear
+    assert head.weight.shape == (len(IDS), 32)
