@@ -43,13 +43,13 @@ def test_a_narrowed_law_cannot_be_narrowed_again() -> None:
 
 
 def test_agreement_is_about_single_ids_though_all_that_a_draft_cannot_say_together_are_likelier() -> None:
-    law = torch.tensor([[0.3, 0.02, *[0.68 / 29] * 29]])
-    ids = torch.tensor([0, 1])
-    found = Dense(law.log(), nn.Identity()).overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids)
-    assert bool(found.agrees), "the target says id 0, and so does the draft"
-    assert not bool(Dense(law.log(), nn.Identity()).overlap(torch.tensor([[0.0, 2.0]]), slice(0, 1), ids).agrees)
-    outside = Dense(law.roll(2, 1).log(), nn.Identity()).overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids)
-    assert not bool(outside.agrees), "place 0 of the draft is not what the target says with place 2"
+    law = torch.full((1, V), 0.68 / 29)
+    law[0, 4], law[0, 1] = 0.3, 0.02
+    said, ids = Dense(law.log(), nn.Identity()), torch.tensor([1, 4])
+    assert bool(said.overlap(torch.tensor([[0.0, 2.0]]), slice(0, 1), ids).agrees), "the target says id 4, and so does the draft"
+    assert not bool(said.overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids).agrees)
+    outside = Dense(law.roll(-4, 1).log(), nn.Identity())
+    assert not bool(outside.overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids).agrees), "place 0 of the draft is not id 0"
 
 
 def test_a_target_with_no_chance_outside_leaves_every_loss_finite() -> None:
