@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ from transformers import PreTrainedModel
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
 from draftsmith.distill.cut import build, check_layers, cut, speak_like, untied
-from draftsmith.distill.head import Head, check_head, last_hidden
+from draftsmith.distill.head import Head, Logits, check_head, last_hidden
 from draftsmith.distill.lora import adapted, merged
 from draftsmith.distill.losses import loss_named
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.packing import apart
 from draftsmith.distill.pad_rows import with_rows
 from draftsmith.distill.teacher import LiveTeacher, Teacher
+from draftsmith.specdec.drafters.trimmed import check_ids, write_ids
 from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.places import quiet
 
@@ -164,17 +165,20 @@ class DistillDraft:
     is one of these ids. It cuts the cost of the head, which is most of a step, by its share of the vocabulary; ids
     outside keep the target's own rows of the head. Acceptance and agreement always see the whole laws, in training for 32
     positions of a batch. In eval mode everything is whole.
+
+    `ids` (ascending, as `vocabulary.frequent` gives them) are all that the draft will ever say. Its head is those rows then, in
+    training, in the figures and in our decoder; the losses set it against the whole law, with all other ids as one outcome
+    that it cannot say. A support lies within them.
     """
 
     def __init__(
         self, draft: CutDraft | WholeDraft | PreTrainedModel, teacher: Teacher | PreTrainedModel,
         loss: Mapping[str, float] | str = "forward_kl", chunk: int = 128, support: Tensor | None = None, origin: Origin | None = None,
-        temperature: float = 1.0,
+        temperature: float = 1.0, ids: Tensor | None = None,
     ) -> None:  # fmt: skip
         weights = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in weights:
             loss_named(name)
-        self.asked = Asked(weights, chunk, temperature)
         self.trainable: nn.Module = WholeDraft(draft) if isinstance(draft, PreTrainedModel) else draft
         self.draft: Any = self.trainable  # stays the bare module when a loop wraps `trainable` for several processes
         self.teacher: Teacher = LiveTeacher(teacher) if isinstance(teacher, nn.Module) else teacher
@@ -190,34 +194,50 @@ class DistillDraft:
                 "the draft and the teacher are one model, so teaching would move the teacher; give one of them a copy "
                 "(copy.deepcopy), before adapters are put on it"
             )
+        if ids is not None:
+            ids = check_ids(ids, rows[1], "the draft's ids").to(self.draft.head.linear.weight.device)
+        self.asked = Asked(weights, chunk, temperature, ids)
         self._learned = [one for one in self.draft.head.parameters() if one.requires_grad]
         if support is not None and self._learned:
             raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
+        if support is not None and ids is not None and not bool(torch.isin(support, ids).all()):
+            raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
         self._narrow = None if support is None else (self.draft.head.over(support), support)
+        self._frozen: Logits = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
 
     def loss(self, batch: Batch) -> Loss:
         signal = self.teacher.signal(batch)  # first: what the target's forward takes is given back before the draft's is kept
         hidden = self.trainable(*self.draft.inputs(batch))
-        said = columns(batch.ids.roll(-1, 1)[batch.scored], self.asked.ids)
         narrow = self._narrow if self.trainable.training else None
-        head, taught = self.draft.head, signal
+        (head, learned), asked, taught = self._head(), self.asked, signal
+        total_head = head
         if narrow is not None:
-            head, taught, said = narrow[0], signal.within(narrow[1]), columns(said, narrow[1])
-        total = scored_loss(hidden, head, taught, self.asked, self._learned, said)
-        each = judged(hidden, self.draft.head, signal, self.asked, JUDGED if self.trainable.training else None)
+            total_head, learned, asked, taught = narrow[0], [], asked._replace(ids=None), signal.within(narrow[1])
+        said = columns(batch.ids.roll(-1, 1)[batch.scored], asked.ids if narrow is None else narrow[1])
+        total = scored_loss(hidden, total_head, taught, asked, learned, said)
+        each = judged(hidden, head, signal, self.asked, JUDGED if self.trainable.training else None)
         metrics = sums(each) | {"scored": torch.tensor(float(len(hidden)))}
         return Loss(total, metrics, None if self.trainable.training else each)
 
+    def _head(self) -> tuple[Logits, Sequence[Tensor]]:
+        """What makes logits of the draft's hidden states, and which tensors of it are taught."""
+        if self.asked.ids is not None and self._learned:
+            return self.draft.head.rows_of(self.asked.ids)
+        return self._frozen, self._learned
+
     def save(self, folder: Path) -> None:
         """A plain transformers folder plus drafter.json."""
-        save_draft(self.draft.whole(), folder, self.origin)
+        save_draft(self.draft.whole(), folder, self.origin, self.asked.ids)
 
 
-def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None) -> None:
-    """A plain transformers folder (with the target's tokenizer, where the origin is known) plus drafter.json."""
+def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None, ids: Tensor | None = None) -> None:
+    """A plain transformers folder (with the target's tokenizer, where the origin is known) plus drafter.json.
+
+    A draft that says `ids` alone is saved with the whole head, for engines that know no other; `load_drafter` cuts it to them.
+    """
     with quiet():
         model.save_pretrained(folder)
-    about: dict[str, Any] = {"kind": "model", "settings": {}}
+    about: dict[str, Any] = {"kind": "model", "settings": {} if ids is None else write_ids(folder, ids)}
     if origin is not None:
         origin.tokenizer.save_pretrained(folder)
         about |= {"target": origin.target, "revision": origin.revision}

@@ -14,8 +14,7 @@ from draftsmith.distill.at_once import Unanswered
 from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.served import ServedTarget
 from draftsmith.specdec import Sampling, generate
-from draftsmith.specdec.drafters.early_exit import shell
-from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids
+from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids, shell
 from draftsmith.specdec.places import resolve
 
 Chat = list[dict[str, str]]

@@ -54,17 +54,13 @@ class Dense:
         return len(self.hidden)
 
     def against(self, logits: Tensor, at: slice, ids: Tensor | None = None, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            wanted = self.head(self.hidden[at])
-        logits, wanted = logits / temperature, wanted / temperature
-        if ids is None:
-            return logits, wanted
-        return with_never(logits), inside_and_rest(wanted.float().log_softmax(-1), ids)
+        return _over_one_set(logits / temperature, self._wanted(at) / temperature, ids)
 
     def overlap(self, logits: Tensor, at: slice, ids: Tensor | None = None) -> Overlap:
-        draft, target = self.against(logits, at, ids)
-        kept = acceptance(draft, target)
-        return Overlap(kept, kept, draft.argmax(-1) == target.argmax(-1))
+        wanted, said = self._wanted(at), logits.argmax(-1)
+        kept = acceptance(*_over_one_set(logits, wanted, ids))
+        # The ids that a draft cannot say are one outcome, which may be likelier than any single id: the target's choice is asked of its own law.
+        return Overlap(kept, kept, (said if ids is None else ids[said]) == wanted.argmax(-1))
 
     def picked(self, which: Tensor) -> Dense:
         return Dense(self.hidden[which], self.head)
@@ -74,6 +70,16 @@ class Dense:
             raise ValueError("a law that is narrowed already cannot be narrowed again")
         return Dense(self.hidden, self.head.over(ids))
 
+    def _wanted(self, at: slice) -> Tensor:
+        with torch.no_grad():
+            return self.head(self.hidden[at])
+
+
+def _over_one_set(draft: Tensor, target: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    if ids is None:
+        return draft, target
+    return with_never(draft), inside_and_rest(target.float().log_softmax(-1), ids)
+
 
 def with_never(logits: Tensor) -> Tensor:
     """A draft's law [n, V'] and one more outcome that it cannot say: [n, V' + 1], in logs."""
@@ -81,6 +87,6 @@ def with_never(logits: Tensor) -> Tensor:
 
 
 def inside_and_rest(log_law: Tensor, ids: Tensor) -> Tensor:
-    """A law [n, V] in logs over `ids` [V'] and, as one outcome, all others: [n, V' + 1]."""
-    rest = log_law.index_fill(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+    """A law [n, V] in logs over `ids` [V'] and, as one outcome, all others, never less than `NEVER`: [n, V' + 1]."""
+    rest = log_law.index_fill(-1, ids, -torch.inf).logsumexp(-1, keepdim=True).clamp_min(NEVER)
     return torch.cat([log_law[..., ids], rest], dim=-1)

@@ -94,6 +94,13 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
     add("--compare", default=default, action="store_true", help="decode without the draft too, and say what it was worth")
 
 
+def _compat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="TARGET", help="the model whose text is wanted: a hub id, a folder, a .gguf file or package:NAME/FILE"
+    )
+    parser.add_argument("draft", metavar="DRAFT", help="the model that is to draft for it")
+
+
 def _validate(recipe: Recipe, chosen: argparse.Namespace) -> None:
     print(recipe.dump(), end="")
 
@@ -176,6 +183,12 @@ def _generate(recipe: None, chosen: argparse.Namespace) -> int:
     return show(Asked(**{name: value for name, value in vars(chosen).items() if name != "command"}))
 
 
+def _compat(recipe: None, chosen: argparse.Namespace) -> int:
+    from draftsmith.specdec.compat_page import show_compat
+
+    return show_compat(chosen.target, chosen.draft)
+
+
 COMMANDS = {
     "run": Command(_run, "train, evaluate and export, going on where an earlier call stopped"),
     "prepare": Command(_prepare, "let the target answer the training prompts", _prepare_options),
@@ -184,6 +197,12 @@ COMMANDS = {
     "export": Command(_export, "write the best draft for the engine that will serve it", _export_options),
     "validate": Command(_validate, "check a recipe and print it with every default filled in"),
     "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
+    "compat": Command(
+        _compat,
+        "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot",
+        _compat_options,
+        False,
+    ),
 }
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -112,6 +113,15 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         if isinstance(getattr(body, name, None), nn.ModuleList):
             return name, getattr(body, name)
     raise ValueError(f"{type(model).__name__} keeps its blocks neither in .layers nor in .h; its layers cannot be taken apart here")
+
+
+def shell(module: PreTrainedModel) -> PreTrainedModel:
+    """The same object with dictionaries of its own, so that replacing a child in one leaves the other whole."""
+    own = copy.copy(module)
+    own._modules = module._modules.copy()
+    own._parameters = module._parameters.copy()
+    own._buffers = module._buffers.copy()
+    return own
 
 
 def output_rows(model: Any) -> int:

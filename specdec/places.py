@@ -94,19 +94,25 @@ def revision(name: str | Path) -> str:
     return f"sha256:{whole.hexdigest()[:16]}"
 
 
-def _from_gguf(path: Path) -> Path:
-    """A transformers folder with the dequantised fp32 weights, made once and kept in the user's cache."""
+def gguf_folder(path: Path) -> Path:
+    """Where the dequantised weights of a .gguf are kept, or will be."""
     home = Path(os.environ.get("DRAFTSMITH_CACHE") or Path.home() / ".cache" / "draftsmith")
     stat = path.stat()
     key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = home / f"{path.stem}-{key}"
+    return home / f"{path.stem}-{key}"
+
+
+def _from_gguf(path: Path) -> Path:
+    """A transformers folder with the dequantised fp32 weights, made once and kept in the user's cache."""
+    folder = gguf_folder(path)
+    home = folder.parent
     if (folder / "config.json").is_file():
         return folder
     home.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=home))
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = _with_special_tokens(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), path)
+        tokenizer = gguf_tokenizer(path)
         # The weights are plain now; transformers refuses to save a model that still says it is quantised.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -125,9 +131,10 @@ def _from_gguf(path: Path) -> Path:
     return folder
 
 
-def _with_special_tokens(tokenizer: Any, path: Path) -> Any:
-    """The tokens that the .gguf names; some versions of transformers put the converter's own defaults in their place, or read the
-    whole vocabulary as another family's, which is refused."""
+def gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer of a .gguf, with the special tokens that the file names; some versions of transformers put the converter's own
+    defaults in their place, or read the whole vocabulary as another family's, which is refused."""
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     fields = GGUFReader(path).fields
     if (field := fields.get("tokenizer.ggml.tokens")) is not None and (
         strange := set(tokenizer.get_vocab()) - set(field.contents())

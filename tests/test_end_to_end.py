@@ -12,6 +12,8 @@ from runs import draftsmith, inside, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
+from draftsmith.specdec import load, load_drafter
+from draftsmith.specdec.drafters.trimmed import write_ids
 from draftsmith.specdec.models import chat_ids
 from tiny import tiny_folder
 
@@ -78,6 +80,26 @@ def test_the_export_loads_elsewhere_and_keeps_the_targets_greedy_text(finished: 
         "layers [0, 1]",
     ):
         assert word in card
+
+
+def test_a_draft_of_few_ids_is_exported_with_its_whole_head_and_our_decoder_still_knows_them(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    recipe = write_run(tmp_path / "copy")
+    written = tmp_path / "copy" / "runs" / "small" / "recipe.yaml"
+    written.write_text(written.read_text().replace(str(finished), str(tmp_path / "copy")))
+    draft = runs.find_draft(tmp_path / "copy" / "runs" / "small", "best")
+    about = json.loads((draft / "drafter.json").read_text())
+    ids = [0, 1, 2, *range(60, 130)]
+    (draft / "drafter.json").write_text(json.dumps(about | {"settings": write_ids(draft, torch.tensor(ids))}))
+    done = inside("export", recipe, "--force")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 greedy answers equal" in done.stdout
+    place = tmp_path / "copy" / "runs" / "small" / "export" / "transformers"
+    assert AutoModelForCausalLM.from_pretrained(place).get_output_embeddings().weight.shape[0] == 260
+    target, tokenizer = load(tmp_path / "copy" / "target")
+    assert load_drafter(place, target, tokenizer).ids == len(ids)  # type: ignore[attr-defined]
 
 
 def test_an_export_is_not_replaced_unasked_and_a_broken_one_never_appears(finished: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from draftsmith.specdec.drafters.corpus import read_corpus
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
+from draftsmith.specdec.drafters.trimmed import read_ids
 from draftsmith.specdec.models import compatible, load_model, load_tokenizer, output_rows, pick, real_ids
 from draftsmith.specdec.places import locate
 
@@ -29,7 +30,10 @@ def _model(folder: str, settings: dict[str, Any], target: PreTrainedModel, token
     draft = load_model(folder, target.dtype, target.device)
     if tokenizer is not None:
         compatible(tokenizer, load_tokenizer(folder), target_rows=output_rows(target), draft_rows=output_rows(draft)).raise_if_not()
-    return ModelDrafter(draft, vocab_size=min(real_ids(target, tokenizer), output_rows(draft)), **settings)
+    known = min(real_ids(target, tokenizer), output_rows(draft))
+    if "ids" in settings:
+        settings = {**settings, "ids": read_ids(Path(locate(folder) or folder) / settings["ids"], known)}
+    return ModelDrafter(draft, vocab_size=known, **settings)
 
 
 def _ngram(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> NgramDrafter:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from draftsmith.specdec.drafters.model import ModelDrafter
-from draftsmith.specdec.models import blocks, output_rows
+from draftsmith.specdec.models import blocks, output_rows, shell
 
 
 def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None) -> PreTrainedModel:
@@ -44,12 +44,3 @@ class EarlyExitDrafter(ModelDrafter):
     def __init__(self, target: PreTrainedModel, layer: int, head: nn.Module | None = None, vocab_size: int | None = None) -> None:
         super().__init__(exit_view(target, layer, head), vocab_size=vocab_size or output_rows(target))
         self.layer = layer
-
-
-def shell(module: PreTrainedModel) -> PreTrainedModel:
-    """The same object with dictionaries of its own, so that replacing a child in one leaves the other whole."""
-    shell = copy.copy(module)
-    shell._modules = module._modules.copy()
-    shell._parameters = module._parameters.copy()
-    shell._buffers = module._buffers.copy()
-    return shell

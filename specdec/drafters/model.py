@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Outcome, Proposal
+from draftsmith.specdec.drafters.trimmed import check_ids, trimmed_view
 from draftsmith.specdec.models import output_rows
 from draftsmith.specdec.sampling import Generator, Sampling, draw, to_probs, uniform
 
@@ -18,19 +19,25 @@ class ModelDrafter:
     """Drafts with `model`, which must speak the target's token ids.
 
     `vocab_size` is how many ids the target can say; draft ids beyond it are masked before the softmax, so no mass is lost
-    to them. Rows that outgrow the draft's positions, or hold a token that it cannot embed, are no longer drafted for (`paused`).
+    to them. `ids` [V'], ascending, is for a draft that says these alone: a head with as many rows speaks them in their order, a longer one
+    is cut to them. Rows that outgrow the draft's positions, or hold a token that it cannot embed, are no longer drafted for (`paused`).
     """
 
     hidden_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, ids: Tensor | None = None) -> None:
         if vocab_size is not None and vocab_size < 1:
             raise ValueError(f"vocab_size={vocab_size} leaves the draft no id to say; give the number of ids of the target")
-        self.model = model
-        self.vocab_size = vocab_size
         embedding: Any = model.get_input_embeddings()
         self._notes: dict[int, str] = {}
         self._known = int(embedding.weight.shape[0])
+        self._says: Tensor | None = None  # which id each of its logits is for, where that is not its own place
+        if ids is not None:
+            self._says = check_ids(ids, min(self._known, vocab_size or self._known), "the ids of a draft").to(model.device)
+            if output_rows(model) != len(ids):
+                model = trimmed_view(model, self._says)
+        self.model = model
+        self.vocab_size = vocab_size
 
     @property
     def ids(self) -> int:
@@ -72,17 +79,18 @@ class ModelDrafter:
             for step in range(1, max(n) + 1):
                 logits = logits[:, -1, : self.vocab_size]
                 if how.temperature == 0:
-                    steps.append(logits.argmax(-1, keepdim=True))
+                    steps.append(self._named(logits.argmax(-1, keepdim=True)))
                 else:
                     laws.append(to_probs(logits, how))
-                    steps.append(draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])[:, None])
+                    drawn = draw(laws[-1], noise=uniform(batch, 1, generator, device)[:, 0])
+                    steps.append(self._named(drawn[:, None]))
                 if step < max(n):
                     more = None if min(n) > step else torch.tensor([[count > step] for count in n])
                     logits, _ = self._lm.extend(steps[-1], more, keep=1)
         tokens = torch.cat(steps, dim=1) if steps else torch.empty(batch, 0, dtype=torch.long, device=device)
         self._said, self._fed = tokens.tolist(), [max(count - 1, 0) for count in n]  # a row's last draft is never fed
         # At temperature 0 each law is one-hot on its token, which is what None says, without [B, K, V] numbers.
-        probs = torch.stack(laws, dim=1) if laws else None
+        probs = self._spread(torch.stack(laws, dim=1)) if laws else None
         return Proposal(tokens, probs, torch.tensor(n, device=device))
 
     def observe(self, outcome: Outcome, said: Proposal | None = None) -> None:
@@ -113,6 +121,16 @@ class ModelDrafter:
     def notes(self) -> list[str]:
         """A line for each row that is no longer drafted for, and why."""
         return [self._notes[row] for row in sorted(self._notes)]
+
+    def _named(self, places: Tensor) -> Tensor:
+        """Places among its logits -> ids of the target."""
+        return places if self._says is None else self._says[places]
+
+    def _spread(self, laws: Tensor) -> Tensor:
+        """Laws over its logits [..., V'] -> over the ids of the target, up to the last that it can say; 0 for those that it cannot."""
+        if self._says is None:
+            return laws
+        return laws.new_zeros(*laws.shape[:-1], int(self._says[-1]) + 1).index_copy_(-1, self._says, laws)
 
     def _feed(self, texts: list[list[int]]) -> Tensor:
         """Read what each row has to read, right-aligned; the logits behind the last column, [B, 1, V]."""

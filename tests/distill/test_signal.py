@@ -40,3 +40,27 @@ def test_a_draft_of_few_ids_is_judged_by_the_whole_law() -> None:
 def test_a_narrowed_law_cannot_be_narrowed_again() -> None:
     with pytest.raises(ValueError, match="narrowed already"):
         SAID.within(IDS)
+
+
+def test_agreement_is_about_single_ids_though_all_that_a_draft_cannot_say_together_are_likelier() -> None:
+    law = torch.full((1, V), 0.68 / 29)
+    law[0, 4], law[0, 1] = 0.3, 0.02
+    said, ids = Dense(law.log(), nn.Identity()), torch.tensor([1, 4])
+    assert bool(said.overlap(torch.tensor([[0.0, 2.0]]), slice(0, 1), ids).agrees), "the target says id 4, and so does the draft"
+    assert not bool(said.overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids).agrees)
+    outside = Dense(law.roll(-4, 1).log(), nn.Identity())
+    assert not bool(outside.overlap(torch.tensor([[2.0, 0.0]]), slice(0, 1), ids).agrees), "place 0 of the draft is not id 0"
+
+
+def test_a_target_with_no_chance_outside_leaves_every_loss_finite() -> None:
+    for outside in (-torch.inf, -1e4):
+        logits = DRAFT[:, IDS].requires_grad_()
+        wanted = torch.full((6, V), outside).index_copy(1, IDS, TARGET[:, IDS])
+        ours, theirs = Dense(wanted, nn.Identity()).against(logits, slice(0, 6), IDS)
+        for name, loss in LOSSES.items():
+            value = loss(ours, theirs)
+            assert bool(value.isfinite().all()), name
+            slope = torch.autograd.grad(value.sum(), logits, retain_graph=True)[0]
+            plain = DRAFT[:, IDS].requires_grad_()
+            wanted_slope = torch.autograd.grad(loss(plain, TARGET[:, IDS]).sum(), plain)[0]
+            assert torch.allclose(slope, wanted_slope, atol=1e-5), name

@@ -34,6 +34,10 @@ MAKE: dict[str, Callable[[], Drafter]] = {
 CORPUS = [[0, 1, 2, 0, 2, 1, 1], list(range(60, 0, -1)), []]
 MORE = {  # what the table's kinds leave out
     "ngram, corpus": lambda: NgramDrafter(longest=4, corpus=CORPUS, least=0.0),
+    "model, trimmed": lambda: ModelDrafter(noisy(TARGET), ids=torch.arange(1, 61, 3)),
+    "combined, trimmed": lambda: CombinedDrafter(
+        NgramDrafter(longest=3, least=0.1), ModelDrafter(noisy(TARGET), ids=torch.arange(1, 61, 3)), min_match=2
+    ),
     "combined, short": lambda: CombinedDrafter(
         NgramDrafter(least=0.0), ModelDrafter(tiny("llama", 3, max_position_embeddings=24, vocab_size=50)), min_match=2
     ),

@@ -91,6 +91,24 @@ class OneHot:
         self.tokens += [*self.said[: int(outcome.accepted)], int(outcome.next)]
 
 
+class Trimmed(ScriptedLM):
+    """Its head is over a few ids only, which it is told; it reads them all."""
+
+    def __init__(self, vocabulary: int, salt: str, ids: list[int]) -> None:
+        super().__init__(vocabulary, salt)
+        self.says, self.head = torch.tensor(ids), torch.nn.Embedding(len(ids), 1)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+    def law(self, prefix: tuple[int, ...]) -> Tensor:
+        return super().law(prefix)[self.says]
+
+
+def trimmed(vocabulary: int, ids: list[int]) -> ModelDrafter:
+    return ModelDrafter(Trimmed(vocabulary, "draft", ids), ids=torch.tensor(ids))  # type: ignore[arg-type]
+
+
 def target_law(
     target: ScriptedLM, prompt: list[int], how: Sampling, length: int, every: bool = False
 ) -> dict[tuple[int, ...], float]:
@@ -115,6 +133,9 @@ CASES = {
     "model, top-k": (4, Sampling(0.8, top_k=2), 2, "token"),
     "model, top-p": (5, Sampling(1.3, top_p=0.6), 2, "token"),
     "model, k=1": (6, Sampling(0.5, top_k=3), 1, "token"),
+    "trimmed": (5, Sampling(1.0), 2, "token"),
+    "trimmed, block": (4, Sampling(0.8), 2, "block"),
+    "trimmed, top-k, block": (5, Sampling(1.0, top_k=2), 3, "block"),
     "one-hot": (6, Sampling(1.0), 2, "token"),
     "one-hot, top-k": (6, Sampling(1.0, top_k=4), 3, "token"),
     "one-hot, top-p, block": (4, Sampling(0.9, top_p=0.7), 2, "block"),
@@ -126,7 +147,10 @@ CASES = {
 def test_three_tokens_behind_the_first_follow_the_targets_law(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary, how, k, rule = CASES[case]
     target, other = ScriptedLM(vocabulary, "target"), ScriptedLM(vocabulary, "draft")
-    drafter = {"o": OneHot(other), "m": ModelDrafter(other), "p": None}[case[0]]  # type: ignore[arg-type]
+    make: dict[str, Callable[[], Any]] = {
+        "o": lambda: OneHot(other), "m": lambda: ModelDrafter(other), "t": lambda: trimmed(vocabulary, [0, 2, 3]), "p": lambda: None,  # type: ignore[arg-type]
+    }  # fmt: skip
+    drafter = make[case[0]]()
     prompt = [1, 0]
     found: dict[tuple[int, ...], float] = defaultdict(float)
 
@@ -168,12 +192,12 @@ class Varying:
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", ["combined", "pace", "processor"])
+@pytest.mark.parametrize("kind", ["combined", "combined, trimmed", "pace", "processor"])
 def test_lookups_among_models_a_pace_and_a_processor_with_a_memory_keep_the_law(
     kind: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, other, how, prompt = ScriptedLM(3, "target"), ScriptedLM(3, "draft"), Sampling(0.9), [1, 0, 1, 2]
-    model = ModelDrafter(other)  # type: ignore[arg-type]
+    model = trimmed(3, [0, 2]) if "trimmed" in kind else ModelDrafter(other)  # type: ignore[arg-type]
     drafter = model if kind == "processor" else CombinedDrafter(NgramDrafter(longest=3, least=0.01), model, min_match=1)
     settings: dict[str, Any] = {"processors": [Remembering()]} if kind == "processor" else {}
     found: dict[tuple[int, ...], float] = defaultdict(float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import whole_folder
+from draftsmith.specdec.drafters.trimmed import FILE as IDS
 from draftsmith.specdec.models import load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export.card import card
@@ -40,7 +42,9 @@ def export(recipe: Recipe, force: bool = False) -> Path:
         with quiet():
             draft.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
-        (beside / "drafter.json").write_text((source / "drafter.json").read_text(encoding="utf-8"), encoding="utf-8")
+        for name in ("drafter.json", IDS):  # a head trimmed to some ids is written whole; our decoder alone reads which
+            if (source / name).is_file():
+                shutil.copyfile(source / name, beside / name)
         proof = _prove(beside, recipe.target.model, fingerprint(draft))
         (beside / "README.md").write_text(card(recipe, proof), encoding="utf-8")
     print(
