@@ -1,9 +1,8 @@
-"""One map in the making: a ridge from sums, steps on the KL after it, and held-out tokens that choose and judge."""
+"""One map in the making: a ridge from sums alone, held-out tokens that choose its strength, and others that judge it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,22 +10,23 @@ from torch import Tensor
 
 from draftsmith.distill.chunked import Asked, judged
 from draftsmith.distill.head import Head, Logits
-from draftsmith.distill.least_squares import STRENGTHS, Sums
-from draftsmith.distill.sharpen import expected, rows_of, sharpened
+from draftsmith.distill.least_squares import Sums
 from draftsmith.distill.signal import Dense
 
-JUDGES = 512  # held-out positions that choose, and as many others that say what was chosen is worth
+JUDGES = 1024  # held-out positions: every fourth chooses, and the others say what was chosen is worth
+TO_NOTHING = (1e-6, 1e-4, 1e-3, 1e-2)  # strengths of the ridge, of the mean squared feature: where it pulls the map to 0,
+TO_START = (1e-2, 1e-1, 1.0)  # and where it pulls it to what it was
 CHUNK = 256  # positions whose logits exist at one time
 
 
 class Fit(NamedTuple):
     """What was fitted and what it is worth on held-out tokens that neither fitted nor chose it, beside what was there before.
 
-    `strength` is the ridge that was chosen, None where nothing fitted was better; `steps` are those taken on the KL after it.
+    `strength` is the ridge that was chosen, and `pull` what it pulls to, nothing or the start; None where no fit was better.
     """
 
     strength: float | None
-    steps: int
+    pull: str | None
     acceptance: float
     before: float
     agreement: float
@@ -35,86 +35,65 @@ class Fit(NamedTuple):
     seconds: float
 
 
-class Wanted(NamedTuple):
-    """What steps on the KL need of the target: the row of its head that it expects at each position [n, H], and the sum of its laws [S]."""
-
-    rows: Tensor
-    mass: Tensor
-
-
 class Fitting:
-    """Sums for the ridge as tokens come and, where steps follow, the states themselves: 4 bytes a feature, twice, a token."""
+    """Sums for the ridge as tokens come: the states themselves are not kept."""
 
-    def __init__(self, head: Head, steps: int = 0, support: Tensor | None = None) -> None:
-        self._head, self._steps = head, steps
-        self._rows = rows_of(head, support) if steps else None
+    def __init__(self, head: Head) -> None:
+        self._head = head
         self._sums: Sums | None = None
-        self._x: list[Tensor] = []
-        self._wanted: list[Wanted] = []
         self._began = time.perf_counter()
 
-    def wanted(self, y: Tensor) -> Wanted | None:
-        """What the steps need of the target's final states [n, H]; several exits share it. None where no steps follow."""
-        return None if self._rows is None else Wanted(*expected(y, self._rows, CHUNK))
-
-    def add(self, x: Tensor, y: Tensor, wanted: Wanted | None = None) -> None:
+    def add(self, x: Tensor, y: Tensor) -> None:
         """n more tokens: features [n, F] and the target's final states [n, H]."""
-        if not len(x):
-            return
         if self._sums is None:
             self._sums = Sums(x.shape[1], y.shape[1], x.device)
         self._sums.add(x, y)
-        if wanted is not None:
-            self._x.append(x.float())
-            self._wanted.append(wanted)
 
-    def fit(self, held_out: list[tuple[Tensor, Tensor]], now: Logits) -> tuple[Tensor | None, Fit]:
-        """The map [H, F] that accepts most on held-out pairs (x, y), None where that is `now`, and what it is worth."""
+    def fit(self, held_out: list[tuple[Tensor, Tensor]], now: Logits, start: Tensor | None = None) -> tuple[Tensor | None, Fit]:
+        """The map [H, F] that accepts most on held-out pairs (x, y), None where that is `now`, and what it is worth.
+
+        The ridge pulls it to nothing and, where there is one, to the map `start` [H, F] as well; held-out tokens say which.
+        """
         if self._sums is None:
             raise ValueError("no scored token to fit the warm start on")
         self._sums.check()
         judge = Judge(held_out, self._head)
-        found = [Found(judge.choice(judge.mapped(map_)), strength, 0, map_) for strength, map_ in self._ridges()]
-        best = max(found, key=lambda one: one.acceptance)
-        if self._steps:
-            best = max([best, *self._steps_from(best, judge)], key=lambda one: one.acceptance)
+        best = max((self._found(judge, strength, toward) for strength, toward in _pulls(start)), key=lambda one: one.acceptance)
         before = judge.worth(now)
         if judge.choice(now) >= best.acceptance:
-            best = best._replace(strength=None, steps=0, map=None)
+            best = Found(0.0, None, None, None)
         after = before if best.map is None else judge.worth(judge.mapped(best.map))
         seconds = time.perf_counter() - self._began
-        return best.map, Fit(best.strength, best.steps, after[0], before[0], after[1], before[1], self._sums.tokens, seconds)
+        return best.map, Fit(best.strength, best.pull, after[0], before[0], after[1], before[1], self._sums.tokens, seconds)
 
-    def _ridges(self) -> Iterator[tuple[float, Tensor]]:
+    def _found(self, judge: Judge, strength: float, toward: Tensor | None) -> Found:
         assert self._sums is not None
-        for strength in STRENGTHS:
-            yield strength, self._sums.solve(strength).to(self._head.linear.weight.device, torch.float32)
+        map_ = self._sums.solve(strength, toward).to(self._head.linear.weight.device, torch.float32)
+        return Found(judge.choice(judge.mapped(map_)), strength, "nothing" if toward is None else "start", map_)
 
-    def _steps_from(self, ridge: Found, judge: Judge) -> Iterator[Found]:
-        assert self._rows is not None and ridge.map is not None
-        x, wanted = torch.cat(self._x), torch.cat([one.rows for one in self._wanted])
-        mass = torch.stack([one.mass for one in self._wanted]).sum(0) / len(x)
-        for number, map_ in enumerate(sharpened(x, wanted, mass, self._rows, ridge.map, self._steps, CHUNK), start=1):
-            yield Found(judge.choice(judge.mapped(map_)), ridge.strength, number, map_)
+
+def _pulls(start: Tensor | None) -> list[tuple[float, Tensor | None]]:
+    return [(one, None) for one in TO_NOTHING] + ([] if start is None else [(one, start) for one in TO_START])
 
 
 class Found(NamedTuple):
     acceptance: float
     strength: float | None
-    steps: int
+    pull: str | None
     map: Tensor | None
 
 
 class Judge:
-    """Held-out positions, evenly spaced: every other one chooses among fits, and the rest say what the chosen one is worth."""
+    """Held-out positions, evenly spaced: some choose among fits, and the rest say what the chosen one is worth."""
 
     def __init__(self, held_out: list[tuple[Tensor, Tensor]], head: Head) -> None:
         if (count := sum(len(x) for x, _ in held_out)) < 2:
             raise ValueError(f"{count} held-out tokens cannot choose a warm start and judge it; hold more rows back")
         x, y = torch.cat([one for one, _ in held_out]), torch.cat([one for _, one in held_out])
-        some = torch.linspace(0, len(x) - 1, min(len(x), 2 * JUDGES), device=x.device).long()
+        some = torch.linspace(0, len(x) - 1, min(len(x), JUDGES), device=x.device).long()
         self._head = head
-        self._choosing, self._judging = (x[some[0::2]], y[some[0::2]]), (x[some[1::2]], y[some[1::2]])
+        chooses = torch.arange(len(some), device=x.device) % 4 == 0
+        self._choosing, self._judging = ((x[some[which]], y[some[which]]) for which in (chooses, ~chooses))
 
     def mapped(self, map_: Tensor) -> Logits:
         return lambda x: self._head((x.float() @ map_.T).to(self._head.linear.weight.dtype))

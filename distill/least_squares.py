@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the mean squared feature
-
 
 class Sums:
     """What was seen of `inputs` features and `outputs` wanted values; the order and the size of the parts do not matter."""
@@ -35,11 +33,14 @@ class Sums:
                 f"{self.tokens} tokens cannot fit a map of {width} features; give the warm start {width} tokens or more, ten times that to do well"
             )
         if not (self.xx.isfinite().all() and self.xy.isfinite().all()):
-            raise ValueError("the hidden states that the warm start is fitted on are not all finite; is a half-precision model overflowing?")
+            raise ValueError(
+                "the hidden states that the warm start is fitted on are not all finite; is a half-precision model overflowing?"
+            )
         if not self.xx.diagonal().any():
             raise ValueError("the draft's hidden states are all zero, so nothing can be fitted to them")
 
-    def solve(self, strength: float) -> Tensor:
-        """argmin sum ||x A' - y||^2 + strength * mean(diag X'X) * ||A||^2: A [outputs, inputs], in float64."""
-        ridge = strength * self.xx.diagonal().mean() * torch.eye(len(self.xx), dtype=torch.float64, device=self._device)
-        return torch.cholesky_solve(self.xy, torch.linalg.cholesky(self.xx + ridge)).T
+    def solve(self, strength: float, toward: Tensor | None = None) -> Tensor:
+        """argmin sum ||x A' - y||^2 + strength * mean(diag X'X) * ||A - toward||^2: A [outputs, inputs], in float64."""
+        ridge = strength * self.xx.diagonal().mean()
+        wanted = self.xy if toward is None else self.xy + ridge * toward.to(self.xy).T
+        return torch.cholesky_solve(wanted, torch.linalg.cholesky(self.xx + ridge * torch.eye(len(self.xx)).to(self.xx))).T

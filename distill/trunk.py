@@ -21,7 +21,9 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     for name in NORMS:
         if isinstance(getattr(body, name, None), nn.Module):
             return getattr(body, name)
-    raise ValueError(f"{type(model).__name__} keeps its final norm under none of {', '.join(NORMS)}; its exits cannot be fitted here")
+    raise ValueError(
+        f"{type(model).__name__} keeps its final norm under none of {', '.join(NORMS)}; its exits cannot be fitted here"
+    )
 
 
 @torch.no_grad()

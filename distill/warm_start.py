@@ -19,6 +19,7 @@ from draftsmith.distill.head import Head
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.trunk import states
 
+
 class Exit(NamedTuple):
     """The map [H, H] from the target's states after a layer, through its final norm, to its final states; and its fit."""
 
@@ -27,26 +28,23 @@ class Exit(NamedTuple):
 
 
 @torch.no_grad()
-def ridge(
-    draft: CutDraft | WholeDraft, teacher: HiddenTeacher, batches: Iterable[Batch], held_out: Iterable[Batch],
-    steps: int = 0, support: Tensor | None = None,
-) -> Fit:  # fmt: skip
-    """Give the draft the map A = argmin ||X A' - Y||^2 + s ||A||^2 over the scored tokens of `batches`.
+def ridge(draft: CutDraft | WholeDraft, teacher: HiddenTeacher, batches: Iterable[Batch], held_out: Iterable[Batch]) -> Fit:
+    """Give the draft the map A = argmin ||X A' - Y||^2 + s ||A - A0||^2 over the scored tokens of `batches`.
 
-    X are its hidden states [N, F], Y the teacher's [N, H]; s is the strength with the best acceptance on `held_out`. Then
-    `steps` quasi-Newton steps on the forward KL (see `sharpened`) over the ids of `support` (None: all), of which the best
-    is kept. A `CutDraft` takes A as its map, a `WholeDraft` the target's head times A as its own head, which may not be tied.
+    X are its hidden states [N, F], Y the teacher's [N, H]. Only X'X and X'Y are kept, in float64, so the data may be any length.
+    A0 is 0 or the map as it was; A0 and s are those with the best acceptance on `held_out`, and where that is no better than the
+    draft as it was, it stays so. A `CutDraft` takes A as its map; a `WholeDraft` takes the target's head times A as its own head,
+    which may not be tied (`cut(model, all its layers, tied=False)` gives it one), and whose width may differ from the target's.
     """
     draft.eval()
     if isinstance(draft, WholeDraft):
         _check_own_head(draft, teacher.head)
-    fitting = Fitting(teacher.head, steps, support)
+    fitting = Fitting(teacher.head)
     for batch in batches:
-        last = teacher.hidden(batch)
-        fitting.add(_features(draft, batch), last, fitting.wanted(last))
+        fitting.add(_features(draft, batch), teacher.hidden(batch))
     pairs = [(_features(draft, batch), teacher.hidden(batch)) for batch in held_out]
     if isinstance(draft, CutDraft):
-        solved, fit = fitting.fit(pairs, lambda x: draft.head(draft.map(x)))
+        solved, fit = fitting.fit(pairs, lambda x: draft.head(draft.map(x)), draft.map.weight)
         if solved is not None:
             draft.map.weight.copy_(solved)
         return fit
@@ -58,24 +56,20 @@ def ridge(
 
 
 @torch.no_grad()
-def exits(
-    target: PreTrainedModel, layers: list[int], batches: Iterable[Batch], held_out: Iterable[Batch],
-    steps: int = 0, support: Tensor | None = None,
-) -> dict[int, Exit]:  # fmt: skip
+def exits(target: PreTrainedModel, layers: list[int], batches: Iterable[Batch], held_out: Iterable[Batch]) -> dict[int, Exit]:
     """A map for an exit after each of `layers` (1..L), all from one forward of the target over each batch. `exit_head` takes it."""
     head = Head(target)
-    fittings = {layer: Fitting(head, steps, support) for layer in layers}
+    fittings = {layer: Fitting(head) for layer in layers}
     for batch in batches:
         last, after = states(target, layers, batch)
-        wanted = fittings[layers[0]].wanted(last)
         for layer, fitting in fittings.items():
-            fitting.add(after[layer], last, wanted)
+            fitting.add(after[layer], last)
     seen = [states(target, layers, batch) for batch in held_out]
     found = {}
+    unchanged = torch.eye(head.linear.weight.shape[1], device=target.device)
     for layer, fitting in fittings.items():
-        solved, fit = fitting.fit([(after[layer], last) for last, after in seen], head)
-        width = head.linear.weight.shape[1]
-        found[layer] = Exit(torch.eye(width, device=target.device) if solved is None else solved, fit)
+        solved, fit = fitting.fit([(after[layer], last) for last, after in seen], head, unchanged)
+        found[layer] = Exit(unchanged if solved is None else solved, fit)
     return found
 
 
@@ -95,9 +89,13 @@ def _check_own_head(draft: WholeDraft, target: Head) -> None:
     """ValueError where the target's head times a map cannot become the draft's own."""
     ours, theirs = draft.head.linear, target.linear
     if ours.weight is draft.model.get_input_embeddings().weight:
-        raise ValueError("the draft's head is its embedding; give it one of its own first: cut(model, [all its layers], tied=False)")
+        raise ValueError(
+            "the draft's head is its embedding; give it one of its own first: cut(model, [all its layers], tied=False)"
+        )
     if draft.head.rows != target.rows:
-        raise ValueError(f"the draft has {draft.head.rows} output rows, the target {target.rows}; their laws must be over the same ids")
+        raise ValueError(
+            f"the draft has {draft.head.rows} output rows, the target {target.rows}; their laws must be over the same ids"
+        )
     if draft.head.cap != target.cap or (ours.bias is None) != (theirs.bias is None):
         raise ValueError(
             f"the target's head has a soft cap of {target.cap} and {'no' if theirs.bias is None else 'a'} bias, the draft's {draft.head.cap} and "

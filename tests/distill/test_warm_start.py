@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from draftsmith.distill import Batch, CutDraft, LiveTeacher, WholeDraft, collate, cut
 from draftsmith.distill.draft import save_draft
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.losses import forward_kl
-from draftsmith.distill.sharpen import expected, rows_of, sharpened
 from draftsmith.distill.warm_start import exit_head, exits, ridge
 from draftsmith.specdec.drafters.early_exit import exit_view
 from tiny import FAMILIES, noisy, tiny
@@ -27,14 +25,6 @@ def batches(rows: int = 48, size: int = 8, seed: int = 0) -> list[Batch]:
 
 
 HELD_OUT = batches(16, seed=1)
-
-
-def sharp() -> Any:
-    """A target sure enough of itself that squared error and KL want different maps."""
-    target = tiny()
-    with torch.no_grad():
-        target.lm_head.weight.mul_(12.0)
-    return target
 
 
 def widened(model: Any) -> Any:
@@ -70,13 +60,12 @@ def test_a_draft_whose_states_are_a_linear_image_of_the_targets_is_the_target_af
         assert torch.allclose(found, target(input_ids=ids).logits, atol=1e-2)
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-def test_a_fit_hangs_on_the_tokens_alone_not_on_how_they_come(steps: int) -> None:
+def test_a_fit_hangs_on_the_tokens_alone_not_on_how_they_come() -> None:
     target = tiny()
     maps = []
     for size in (8, 1, 48, 8):
         draft = CutDraft(target, [0, 1])
-        ridge(draft, LiveTeacher(target), batches(size=size), HELD_OUT, steps)
+        ridge(draft, LiveTeacher(target), batches(size=size), HELD_OUT)
         maps.append(draft.map.weight.detach())
     assert torch.equal(maps[0], maps[3])
     assert torch.allclose(maps[0], maps[1], atol=2e-3)
@@ -87,48 +76,24 @@ def test_what_is_better_already_is_kept() -> None:
     target = tiny()
     draft = WholeDraft(cut(target, [0, 1, 2], tied=False))
     before = {name: one.clone() for name, one in draft.model.state_dict().items()}
-    fit = ridge(draft, LiveTeacher(target), batches(), HELD_OUT, steps=2)
-    assert (fit.strength, fit.steps) == (None, 0)
+    fit = ridge(draft, LiveTeacher(target), batches(), HELD_OUT)
+    assert (fit.strength, fit.pull) == (None, None)
     assert fit.acceptance == fit.before > 0.9999
     assert all(torch.equal(one, before[name]) for name, one in draft.model.state_dict().items())
 
 
-def test_steps_on_the_kl_lower_it_and_end_where_its_slope_is_zero() -> None:
-    target = sharp()
-    draft = CutDraft(target, [0, 1]).eval()
+def test_a_map_that_is_nearly_right_is_pulled_to_what_it_was_not_to_nothing() -> None:
+    target = tiny()
+    draft = CutDraft(target, [0, 1, 2])
     with torch.no_grad():
-        x = torch.cat([draft.features(*draft.inputs(one)) for one in batches()])
-        y = torch.cat([LiveTeacher(target).hidden(one) for one in batches()])
-    rows = rows_of(Head(target))
-    means, mass = expected(y, rows, 100)
-    assert torch.allclose(means, target.lm_head(y).softmax(-1) @ target.lm_head.weight, atol=1e-5)
-    start = torch.linalg.lstsq(x, y).solution.T
-    found = list(sharpened(x, means, mass / len(x), rows, start, 60, 100))
-
-    def kl(map_: torch.Tensor) -> torch.Tensor:
-        return forward_kl(target.lm_head(x @ map_.T), target.lm_head(y)).mean()
-
-    values = [float(kl(one)) for one in [start, *found]]
-    assert values[3] < 0.9 * values[0]
-    assert all(after <= before + 1e-6 for before, after in zip(values, values[1:], strict=False))
-    slopes = []
-    for map_ in (start, found[-1]):
-        at = map_.clone().requires_grad_()
-        slopes.append(float(torch.autograd.grad(kl(at), at)[0].norm()))
-    assert slopes[1] < 0.02 * slopes[0]
-    assert torch.equal(found[2], list(sharpened(x, means, mass / len(x), rows, start, 3, 100))[2])
-    assert torch.allclose(found[2], list(sharpened(x, means, mass / len(x), rows, start, 3, 7))[2], atol=1e-2)
-
-
-def test_steps_raise_held_out_acceptance_or_are_not_taken() -> None:
-    target = sharp()
-    fits = []
-    for steps in (0, 6):
-        draft = CutDraft(target, [0, 1])
-        fits.append(ridge(draft, LiveTeacher(target), batches(96), batches(60, seed=1), steps, torch.arange(3, 61)))
-    assert fits[1].acceptance > fits[0].acceptance + 0.005
-    assert fits[1].steps > 0
-    assert fits[0].before == fits[1].before
+        noise = torch.randn(32, 32, generator=torch.Generator().manual_seed(1)) * 0.2
+        draft.body.norm.weight.mul_(torch.linspace(0.9, 1.1, 32))  # the map it needs is not far from the identity
+        draft.body.layers[2].mlp.down_proj.weight[:, :32] += noise
+    few = batches(6)  # 49 tokens for 32 features
+    fit = ridge(draft, LiveTeacher(target), few, batches(60, seed=1))
+    assert fit.pull == "start"
+    assert fit.acceptance > fit.before
+    assert float((draft.map.weight.detach() - torch.eye(32)).abs().max()) < 0.5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -160,7 +125,7 @@ def test_what_cannot_be_fitted_is_refused_by_name() -> None:
     teacher, draft = LiveTeacher(target), CutDraft(target, [0, 1])
     with pytest.raises(ValueError, match="no scored token"):
         ridge(draft, teacher, [], HELD_OUT)
-    with pytest.raises(ValueError, match="27 tokens cannot fit a map of 32 features"):
+    with pytest.raises(ValueError, match="30 tokens cannot fit a map of 32 features"):
         ridge(draft, teacher, batches(3), HELD_OUT)
     with pytest.raises(ValueError, match="0 held-out tokens"):
         ridge(draft, teacher, batches(), [])
@@ -181,5 +146,3 @@ def test_what_cannot_be_fitted_is_refused_by_name() -> None:
     capped = tiny("gemma2")
     with pytest.raises(ValueError, match="soft cap of 30"):
         ridge(WholeDraft(tiny()), LiveTeacher(capped), batches(), HELD_OUT)
-    with pytest.raises(ValueError, match="caps its logits"):
-        ridge(CutDraft(capped, [0]), LiveTeacher(capped), batches(), HELD_OUT, steps=2)
