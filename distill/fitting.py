@@ -107,5 +107,5 @@ class Judge:
         return self._worth(logits, *self._judging)
 
     def _worth(self, logits: Logits, x: Tensor, y: Tensor) -> tuple[float, float]:
-        sums = judged(x, logits, Dense(y, self._head), Asked({}, CHUNK))
-        return float(sums["acceptance"] / sums["judged"]), float(sums["agreement"] / sums["judged"])
+        each = judged(x, logits, Dense(y, self._head), Asked({}, CHUNK))
+        return float(each.low.mean()), float(each.agrees.float().mean())

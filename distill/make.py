@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -13,6 +13,7 @@ from draftsmith.distill.draft import CutDraft, WholeDraft
 from draftsmith.distill.layers import TOKENS, Tried, choose_layers, up_to
 from draftsmith.distill.lora import with_lora
 from draftsmith.distill.teacher import HiddenTeacher
+from draftsmith.distill.transplant import transplant as transplanted
 from draftsmith.distill.width import narrow
 from draftsmith.specdec.models import blocks, compatible, load_model, load_tokenizer, output_rows, pick
 
@@ -71,12 +72,21 @@ def from_width(
     return Made(WholeDraft(model, around.target, around.real), *choice)
 
 
-def from_checkpoint(around: Around, model: str, lora: Mapping[str, Any] | None = None) -> Made:
-    """A model that speaks the target's ids already (a hub id, a folder, a .gguf file), whole or through adapters (`with_lora`)."""
+def from_checkpoint(
+    around: Around, model: str, transplant: Literal["never", "where_needed"] = "never", lora: Mapping[str, Any] | None = None
+) -> Made:
+    """A model of its own (a hub id, a folder, a .gguf file), whole or through adapters (`with_lora`). It speaks the target's ids
+    already, or gets them where `transplant` says so."""
     target, say = around.target, around.say
     draft = load_model(model, target.dtype, target.device)
     if around.tokenizer is not None:
-        compatible(around.tokenizer, load_tokenizer(model), output_rows(target), output_rows(draft)).raise_if_not()
+        theirs = load_tokenizer(model)
+        pair = compatible(around.tokenizer, theirs, output_rows(target), output_rows(draft))
+        if pair.problem and transplant == "where_needed":
+            draft, report = transplanted(draft, theirs, around.tokenizer, output_rows(target))
+            say(f"{model} gets the target's vocabulary: {report}")
+        else:
+            pair.raise_if_not()
     ours, theirs = (getattr(one.config.get_text_config(), "max_position_embeddings", None) for one in (target, draft))
     if ours is not None and theirs is not None and theirs < ours:
         say(

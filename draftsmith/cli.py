@@ -115,7 +115,7 @@ def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     from draftsmith.specdec.places import revision
     from draftsmith.train.chats import read_chats
     from draftsmith.train.prepare import manifest, prepare, prepare_served, read_answers, served_revision, served_target
-    from draftsmith.train.run import form
+    from draftsmith.train.rows import form
     from draftsmith.train.show_row import show_rows
 
     out = chosen.out or recipe.folder / "answers.jsonl"

@@ -181,9 +181,19 @@ class Lora(_Closed):
     targets: list[str] | Literal["all-linear"] = Field("all-linear", description="names of layers; all-linear: all but the head")
 
 
-class _Start(_Closed):
+class _Said(_Closed):
+    vocabulary: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="ids that the draft can say, those that the answers hold most often; its head is these rows; 0 is all of the target's",
+    )
+
+
+class _Start(_Said):
     warm_start: Literal["ridge", "none"] = "ridge"
     warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
+    bridge: Literal["auto", "none"] = Field(
+        "auto", description="auto: blocks before a gap in `layers` are refitted in closed form, where the family allows it"
+    )
     steps: Annotated[int, Field(ge=0)] = Field(0, description="gradient steps after the ridge map, for each candidate of auto")
 
 
@@ -206,11 +216,14 @@ class WidthDraft(_Start):
     )
 
 
-class CheckpointDraft(_Closed):
-    """A model that speaks the target's ids already."""
+class CheckpointDraft(_Said):
+    """A model of its own: one that speaks the target's ids, or one that is made to (`transplant`)."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE; its tokenizer must be the target's")
+    model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE")
+    transplant: Literal["never", "where_needed"] = Field(
+        "never", description="where_needed: a model with another tokenizer gets the target's, its rows composed from its own"
+    )
     lora: Lora | None = Field(None, description="train adapters only; none: every weight")
 
 
@@ -248,10 +261,15 @@ class Train(_Closed):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip: Annotated[float, Field(gt=0)] = 1.0
     loss: dict[Loss, Annotated[float, Field(gt=0)]] = Field({"forward_kl": 1.0}, min_length=1)
-    chunk: Positive = Field(128, description="scored positions whose logits exist at one time")
-    teacher: Literal["live", "stored"] = Field(
-        "live", description="stored: the target's final states are kept in the run folder, for several epochs"
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="of both laws in the losses; not the one that answers were sampled at"
     )
+    chunk: Positive = Field(128, description="scored positions whose logits exist at one time")
+    teacher: Literal["live", "states", "stored"] = Field(
+        "live",
+        description="states: the target's final states are kept in the run folder; stored: its top_k likeliest ids at each position, with their chances",
+    )
+    top_k: Positive = Field(32, description="ids that a stored teacher knows of each position; about 4 bytes each")
     support: Literal["all", "answers"] = Field("all", description="answers: the losses see the ids that occur in the answers only")
     precision: Literal["no", "bf16"] = "no"
     evaluate_every: Positive = 50
@@ -276,7 +294,7 @@ class Train(_Closed):
     def _scored_by_the_target(self) -> Train:
         if self.on_policy is not None and self.teacher == "stored":
             raise ValueError(
-                "a stored teacher cannot score the rows that the draft writes (on_policy); take teacher: live or served"
+                "a stored teacher cannot score the rows that the draft writes (on_policy); take teacher: live or states"
             )
         return self
 
@@ -352,6 +370,20 @@ class Recipe(_Closed):
             raise ValueError("a stream reads whole chats: it needs data.format messages")
         if self.data.stream and (self.train.teacher == "stored" or self.train.support == "answers"):
             raise ValueError("a stream's rows are never all at hand: it needs train.teacher live and train.support all")
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_mind(self) -> Recipe:
+        train = self.train
+        if self.data.stream and (train.teacher != "live" or train.support == "answers" or self.draft.vocabulary):
+            raise ValueError(
+                "data.stream reads rows as it goes: train.teacher must be live, train.support all and draft.vocabulary 0, for what the others "
+                "need of every row is not known beforehand"
+            )
+        if self.server is not None and train.teacher == "stored" and (train.temperature != 1 or train.support == "answers"):
+            raise ValueError(
+                "a server gives laws at temperature 1 over all ids: with teacher: stored, train.temperature must be 1 and train.support all"
+            )
         return self
 
     @property

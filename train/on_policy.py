@@ -147,4 +147,4 @@ def mixed(
 def check_teacher(teacher: str) -> None:
     """A stored teacher holds what the target said of the rows of the data, and of no others."""
     if teacher == "stored":
-        raise ValueError("teacher: stored cannot score the rows that the draft writes (on_policy); take teacher: live or served")
+        raise ValueError("teacher: stored cannot score the rows that the draft writes (on_policy); take teacher: live or states")

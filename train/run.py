@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 from accelerate import Accelerator
 
-from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, WholeDraft, collate
-from draftsmith.distill.batch import Example
+from draftsmith.distill import DistillDraft, LiveTeacher, collate
 from draftsmith.distill.cut import check_layers
 from draftsmith.distill.draft import Origin
-from draftsmith.distill.make import Made, make_draft
 from draftsmith.distill.packing import check_packing
-from draftsmith.distill.teacher import HiddenTeacher
-from draftsmith.distill.warm_start import ridge
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import room_for, whole_folder, write_whole
+from draftsmith.recipes.files import room_for, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.progress import Progress
-from draftsmith.recipes.schema import CheckpointDraft
-from draftsmith.specdec.models import eos_ids, load, real_ids
+from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
-from draftsmith.train.chats import Form, fingerprint, read_chats, reader
 from draftsmith.train.choice import Choice
-from draftsmith.train.data import Order, Plan, Rows, micro_batches, to_rows
+from draftsmith.train.data import micro_batches
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.on_policy import mixed
-from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.record import Log, banner, environment
-from draftsmith.train.states import StoredTeacher
-from draftsmith.train.stream import BUILDERS, Stream
+from draftsmith.train.rows import ordered
+from draftsmith.train.start import bytes_on_disk, make, start, support, trim
+from draftsmith.train.teachers import taught_by, with_states
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-
-HELD_OUT = 512  # rows of a stream that are kept back to judge by
 
 
 def same_run(recipe: Recipe) -> None:
@@ -53,58 +44,6 @@ def same_run(recipe: Recipe) -> None:
             f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
             "Name this one otherwise (name=...), or remove the folder"
         )
-
-
-def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
-    """The target's answers to the training prompts: those that the recipe names, or made in the run folder."""
-    data, server = recipe.data, recipe.server
-    if server is not None:
-        revision = served_revision(server.model, server.revision)
-    if data.answers is not None:
-        return read_answers(find(data.answers), identity(revision, tokenizer))
-    prompts = read_prompts(data.prompts)
-    name = recipe.target.model if server is None else server.model
-    about = manifest(data, prompts, name, revision, tokenizer, recipe.seed)
-    path = recipe.folder / "answers.jsonl"
-    if path.is_file():
-        return read_answers(
-            path, {what: value for what, value in about.items() if what != "target"}
-        )  # its revision tells, not its name
-    if server is not None:
-        return prepare_served(path, about, data, prompts, served_target(server), recipe.target.model, tokenizer)
-    return prepare(path, about, data, prompts, target, tokenizer)
-
-
-def form(recipe: Recipe, target: Any, tokenizer: Any) -> Form:
-    """How the recipe wants its rows made."""
-    data = recipe.data
-    return Form(data.max_length, data.long, tuple(eos_ids(target, tokenizer)), data.words != "others")
-
-
-def ordered(recipe: Recipe, target: Any, tokenizer: Any, name: str, size: int) -> tuple[Rows, Order]:
-    """The recipe's rows and the order in which steps of `size` see them; of a stream, the rows that a warm start takes."""
-    data, settings, how = recipe.data, recipe.train, form(recipe, target, tokenizer)
-    if not data.stream:
-        chats = read_chats(find(data.prompts)) if data.format == "messages" else answers(recipe, target, tokenizer, name)
-        rows = to_rows(
-            chats, tokenizer, data.max_length, data.held_out, recipe.seed, data.rows, how, data.workers, recipe.folder / "rows"
-        )
-        return rows, Plan(rows.train, size, settings.epochs, recipe.seed, data.pack)
-    place = find(data.prompts)
-    files = sorted(one for one in place.iterdir() if one.suffix in BUILDERS) if place.is_dir() else [place]
-    stream = Stream(
-        files, reader(tokenizer, how), size, settings.steps, recipe.seed, block=data.stream, pack=data.pack, held_out=data.held_out,
-        of=fingerprint(tokenizer, how),
-    )  # fmt: skip
-    first: list[Example] = []
-    for number in range(settings.steps):
-        if sum(row.scored for row in first) >= recipe.draft.warm_start_tokens:
-            break
-        first += [row for one in stream.step(number) for row in (one if isinstance(one, list) else [one])]
-    held_out = stream.held_out(HELD_OUT)
-    if not held_out:
-        raise ValueError(f"{place} holds no row to keep back; raise data.held_out ({data.held_out})")
-    return Rows(first, held_out, stream.left_out, stream.counted), stream
 
 
 def run_training(recipe: Recipe) -> Path:
@@ -140,24 +79,18 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         check_packing(target, data.max_length)
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
-    real = real_ids(target, tokenizer)
-    live = LiveTeacher(target, real)
-    kept = rows.held_out if settings.teacher == "live" else rows.train + rows.held_out
-    teacher = StoredTeacher(live, folder / "teacher", kept, name, accelerator)
+    said = trim(recipe, rows, target, tokenizer)  # refused before the target is listened to
+    states = with_states(recipe, LiveTeacher(target, real_ids(target, tokenizer)), rows, name, accelerator)
     with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
-        made = _draft(recipe, target, teacher, tokenizer, real, rows, held_out, accelerator)
-    draft = made.draft
-    needs = _bytes(draft)
+        draft = make(recipe, target, states, tokenizer, rows, held_out, accelerator).draft
+    needs = bytes_on_disk(draft)
     room_for(folder, (settings.keep + 2) * needs, folder / "step-N")
-    support = _support(rows) if settings.support == "answers" else None
+    only = support(rows, said) if settings.support == "answers" else None
+    teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
     objective = DistillDraft(
-        draft,
-        teacher,
-        {str(name): weight for name, weight in settings.loss.items()},
-        settings.chunk,
-        support,
-        Origin(recipe.target.model, name, tokenizer),
-    )
+        draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
+        said.ids if said else None,
+    )  # fmt: skip
     optimizer = torch.optim.AdamW(
         [one for one in draft.parameters() if one.requires_grad],
         lr=settings.learning_rate,
@@ -165,7 +98,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         weight_decay=settings.weight_decay,
     )
     if not runs.steps(folder):
-        _start(recipe, folder, objective, teacher, rows, held_out, accelerator)
+        start(recipe, objective, states, rows, held_out, accelerator)
     choice = Choice(settings.select, settings.patience)
     accelerator.register_for_checkpointing(choice)
     mixture = mixed(recipe, plan, size, rows.train, objective, target, tokenizer, accelerator, lambda line: log.write(line))
@@ -173,14 +106,16 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         accelerator.register_for_checkpointing(mixture)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
-    start = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
-    if start:
+    done = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
+    if done:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
         write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
-        banner(rows, plan, start, accelerator, folder)
+        banner(rows, plan, done, accelerator, folder)
+        if said:
+            print(f"the draft says {said}")
 
-    log = Log(folder / "metrics.jsonl", start, accelerator.is_main_process)
+    log = Log(folder / "metrics.jsonl", done, accelerator.is_main_process)
     progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
 
     def after(record: Record) -> bool:
@@ -211,10 +146,10 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
                 )
         return choice.over
 
-    if start < plan.steps and not choice.over:
+    if done < plan.steps and not choice.over:
         train(
             objective, optimizer, lambda step: micro_batches((mixture or plan).step(step), accumulate, accelerator.process_index, accelerator.num_processes),
-            start=start, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
+            start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()
     if choice.over and accelerator.is_main_process:
@@ -225,65 +160,3 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
             f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
             f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {settings.k})"
         )
-
-
-def _start(
-    recipe: Recipe,
-    folder: Path,
-    objective: DistillDraft,
-    teacher: HiddenTeacher,
-    rows: Rows,
-    held_out: list[Batch],
-    accelerator: Accelerator,
-) -> None:
-    """The draft before any gradient: as it was cut, then (unless the recipe says none) with the ridge map. Both are kept."""
-    if accelerator.is_main_process:
-        with whole_folder(folder / "start" / "untrained") as beside:
-            objective.save(beside)
-    start = recipe.draft
-    if isinstance(start, CheckpointDraft) or start.warm_start == "none" or not isinstance(objective.draft, CutDraft):
-        return  # a draft with a head of its own has no map to fit
-    some, tokens = [], 0
-    for row in rows.train:
-        some.append(row)
-        tokens += row.scored
-        if tokens >= start.warm_start_tokens:
-            break
-    progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
-    batches = (collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8))
-    fit = ridge(objective.draft, teacher, batches, held_out)
-    progress.done(f"ridge over {fit.tokens} tokens: held-out acceptance {fit.before:.3f} -> {fit.acceptance:.3f}")
-    if accelerator.is_main_process:
-        with whole_folder(folder / "start" / "warm") as beside:
-            objective.save(beside)
-            (beside / "fit.json").write_text(json.dumps(fit._asdict(), indent=1) + "\n")
-
-
-def _draft(
-    recipe: Recipe, target: Any, teacher: HiddenTeacher, tokenizer: Any, real: int, rows: Rows, held_out: list[Batch], accelerator: Accelerator,
-) -> Made:  # fmt: skip
-    """The recipe's draft. Layers that `auto` chose are kept in the run folder, so that a run that goes on has the same."""
-    settings = recipe.draft.model_dump(exclude={"kind", "warm_start", "warm_start_tokens"})
-    written = recipe.folder / "start" / "layers.json"
-    if written.is_file():
-        settings["layers"] = json.loads(written.read_text(encoding="utf-8"))["layers"]
-    batches = (collate(rows.train[at : at + 8]).to(accelerator.device) for at in range(0, len(rows.train), 8))
-    say: Any = print if accelerator.is_main_process else lambda line: None
-    made = make_draft(
-        recipe.draft.kind, target, teacher, tokenizer=tokenizer, real=real, batches=batches, held_out=held_out, say=say, **settings
-    )
-    if made.tried and accelerator.is_main_process:
-        write_whole(written, json.dumps({"layers": made.layers, "tried": [one._asdict() for one in made.tried]}, indent=1) + "\n")
-    return made
-
-
-def _support(rows: Rows) -> torch.Tensor:
-    """The ids that the answers hold, sorted: [S]."""
-    return torch.tensor(sorted({token for row in rows.train for token in row.answers}))
-
-
-def _bytes(draft: CutDraft | WholeDraft) -> int:
-    """About what one checkpoint takes: the saved draft with an embedding and a head, the weights that are trained and two moments."""
-    outer = 2 * int(draft.head.linear.weight.numel())
-    every, trained = (sum(one.numel() for one in draft.parameters() if one.requires_grad or not only) for only in (False, True))
-    return 4 * (outer + every + 3 * trained)

@@ -95,7 +95,7 @@ def test_more_rows_than_prompts_takes_each_prompt_as_often() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"on_policy.rows=2 asked, and a step takes 3"):
         mixture(rows=2)
-    with pytest.raises(ValueError, match=r"stored cannot score the rows that the draft writes.*live or served"):
+    with pytest.raises(ValueError, match=r"stored cannot score the rows that the draft writes.*live or states"):
         check_teacher("stored")
     check_teacher("live")
     check_teacher("served")
