@@ -64,7 +64,9 @@ def _explain(error: Any) -> str:
     if error["type"] == "union_tag_invalid":
         return f"{path}.kind: is one of {error['ctx']['expected_tags']}, found {error['ctx']['tag']!r}"
     message = error["msg"][0].lower() + error["msg"][1:]
-    found = "" if error["loc"][-1] == "url" else f", found {error['input']!r}"  # a url may hold a secret
+    if not parts:  # of the recipe as a whole: it names the keys itself
+        return message
+    found = "" if parts[-1] == "url" else f", found {error['input']!r}"  # a url may hold a secret
     return f"{path}: {message}{found}"
 
 

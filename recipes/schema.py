@@ -368,18 +368,15 @@ class Recipe(_Closed):
             raise ValueError("data.stream and train.steps go together: a stream is as long as it is told")
         if self.data.stream and self.data.format != "messages":
             raise ValueError("a stream reads whole chats: it needs data.format messages")
-        if self.data.stream and (self.train.teacher == "stored" or self.train.support == "answers"):
-            raise ValueError("a stream's rows are never all at hand: it needs train.teacher live and train.support all")
+        if self.data.stream and (self.train.teacher != "live" or self.train.support == "answers" or self.draft.vocabulary):
+            raise ValueError(
+                "a stream's rows are never all at hand: it needs train.teacher live, train.support all and draft.vocabulary 0"
+            )
         return self
 
     @model_validator(mode="after")
-    def _of_one_mind(self) -> Recipe:
+    def _as_served(self) -> Recipe:
         train = self.train
-        if self.data.stream and (train.teacher != "live" or train.support == "answers" or self.draft.vocabulary):
-            raise ValueError(
-                "data.stream reads rows as it goes: train.teacher must be live, train.support all and draft.vocabulary 0, for what the others "
-                "need of every row is not known beforehand"
-            )
         if self.server is not None and train.teacher == "stored" and (train.temperature != 1 or train.support == "answers"):
             raise ValueError(
                 "a server gives laws at temperature 1 over all ids: with teacher: stored, train.temperature must be 1 and train.support all"

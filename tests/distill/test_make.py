@@ -218,7 +218,8 @@ def test_a_checkpoint_must_speak_the_targets_ids(tmp_path: Path) -> None:
 def test_make_draft_makes_each_kind() -> None:
     target = tiny()
     teacher = LiveTeacher(target)
-    rows = {"batches": [BATCH], "held_out": [BATCH], "say": lambda line: None}
+    enough = collate([([3 + (7 * i + j) % 50 for j in range(20)], 2) for i in range(4)])  # a map of 32 features needs more tokens
+    rows = {"batches": [enough], "held_out": [enough], "say": lambda line: None}
     assert make_draft("layers", target, teacher, layers=[0, 2]).layers == [0, 2]
     assert make_draft("layers", target, teacher, layers="first:2").layers == [0, 1]
     made = make_draft("layers", target, teacher, layers="auto:2", steps=1, **rows)

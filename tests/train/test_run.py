@@ -113,7 +113,7 @@ def test_on_policy_killed_between_two_refreshes_it_ends_with_the_same_bits(undis
     assert weights(run) != weights(undisturbed / "runs" / "small")
     refused = draftsmith("validate", recipe, *words, "train.teacher=stored")
     assert refused.returncode == 2
-    assert "take teacher: live or served" in refused.stderr
+    assert "take teacher: live or states" in refused.stderr
 
 
 def test_patience_stops_a_run_which_then_stays_stopped(undisturbed: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> N
         "draftsmith.train",
         str(recipe),
     ]
-    command += ["train.teacher=stored", "train.support=answers", "train.epochs=1"]
+    command += ["train.teacher=states", "train.support=answers", "train.epochs=1"]
     env = {**environment(), "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -198,7 +198,7 @@ def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> N
     assert done.stdout.count("best draft") == 1
     run = tmp_path / "runs" / "small"
     assert [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out" in line]
-    alone = draftsmith("train", recipe, "train.teacher=stored", "train.support=answers", "train.epochs=1")
+    alone = draftsmith("train", recipe, "train.teacher=states", "train.support=answers", "train.epochs=1")
     assert alone.returncode == 0, alone.stderr
     assert "1 process on cpu" in alone.stdout, "a run goes on on another number of processes, with its own number of rows a step"
 
