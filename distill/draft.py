@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
-from draftsmith.distill.cut import build, check_layers, cut, speak_like, untied
 from draftsmith.distill.head import Head, Logits, check_head, last_hidden
-from draftsmith.distill.lora import adapted, merged
 from draftsmith.distill.losses import loss_named
+from draftsmith.distill.making.cut import build, check_layers, cut, speak_like, untied
+from draftsmith.distill.making.lora import adapted, merged
+from draftsmith.distill.making.pad_rows import with_rows
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.packing import apart
-from draftsmith.distill.pad_rows import with_rows
 from draftsmith.distill.teacher import LiveTeacher, Teacher
 from draftsmith.specdec.drafters.trimmed import check_ids, write_ids
 from draftsmith.specdec.models import output_rows

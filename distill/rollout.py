@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
-from draftsmith.distill.at_once import Unanswered
 from draftsmith.distill.draft import CutDraft
-from draftsmith.distill.served import ServedTarget
+from draftsmith.distill.served.at_once import Unanswered
+from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling, generate
 from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids, shell
 from draftsmith.specdec.places import resolve

@@ -1,4 +1,4 @@
-"""Who says what is right: the target itself here, or what was kept of it (train/states.py)."""
+"""Who says what is right: the target itself here, or what was kept of it (train/stored/)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden
-from draftsmith.distill.lora import adapted
+from draftsmith.distill.making.lora import adapted
 from draftsmith.distill.signal import Dense, Signal
 
 
@@ -40,7 +40,7 @@ class LiveTeacher:
         if adapted(target):
             raise ValueError(
                 "the teacher carries adapters, and what is said through them would be taught as its own; load it again without them, "
-                "or merge them (distill.lora.merged)"
+                "or merge them (distill.making.lora.merged)"
             )
         self.target = target.eval().requires_grad_(False)
         self.head = Head(target, real)

@@ -113,10 +113,10 @@ def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     prompts = [] if chats else read_prompts(recipe.data.prompts)  # before a model is loaded
     from draftsmith.specdec.models import load, load_tokenizer
     from draftsmith.specdec.places import revision
-    from draftsmith.train.chats import read_chats
-    from draftsmith.train.prepare import manifest, prepare, prepare_served, read_answers, served_revision, served_target
+    from draftsmith.train.data.chats import read_chats
+    from draftsmith.train.data.prepare import manifest, prepare, prepare_served, read_answers, served_revision, served_target
+    from draftsmith.train.data.show_row import show_rows
     from draftsmith.train.rows import form
-    from draftsmith.train.show_row import show_rows
 
     out = chosen.out or recipe.folder / "answers.jsonl"
     if chats and not chosen.show:

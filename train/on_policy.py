@@ -22,7 +22,7 @@ from draftsmith.distill.rollout import speaking, write_rows
 from draftsmith.recipes import Recipe
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import eos_ids, real_ids
-from draftsmith.train.data import Order
+from draftsmith.train.data.plan import Order
 
 Write = Callable[[list[list[int]], list[int]], list[Row]]  # prompts, a seed each -> rows
 

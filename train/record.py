@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from draftsmith.distill import CutDraft, WholeDraft
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import append_lines, write_whole
-from draftsmith.train.data import Order, Rows
+from draftsmith.train.data.plan import Order, Rows
 
 
 class Log:

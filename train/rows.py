@@ -9,10 +9,10 @@ from draftsmith.recipes import Recipe, read_prompts
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import CheckpointDraft
 from draftsmith.specdec.models import eos_ids
-from draftsmith.train.chats import Form, fingerprint, read_chats, reader
-from draftsmith.train.data import Order, Plan, Rows, to_rows
-from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
-from draftsmith.train.stream import BUILDERS, Stream
+from draftsmith.train.data.chats import Form, fingerprint, read_chats, reader
+from draftsmith.train.data.plan import Order, Plan, Rows, to_rows
+from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
+from draftsmith.train.data.stream import BUILDERS, Stream
 
 HELD_OUT = 512  # rows of a stream that are kept back to judge by
 

@@ -10,8 +10,8 @@ import yaml
 from accelerate import Accelerator
 
 from draftsmith.distill import DistillDraft, LiveTeacher, collate
-from draftsmith.distill.cut import check_layers
 from draftsmith.distill.draft import Origin
+from draftsmith.distill.making.cut import check_layers
 from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, write_whole
@@ -21,7 +21,7 @@ from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
-from draftsmith.train.data import micro_batches
+from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.on_policy import mixed

@@ -10,17 +10,17 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft, collate
-from draftsmith.distill.bridge import Bridge, bridge, cannot_bridge
-from draftsmith.distill.make import Made, make_draft
+from draftsmith.distill.making.make import Made, make_draft
+from draftsmith.distill.making.vocabulary import Trim, always_said, frequent
 from draftsmith.distill.teacher import HiddenTeacher
-from draftsmith.distill.vocabulary import Trim, always_said, frequent
-from draftsmith.distill.warm_start import ridge
+from draftsmith.distill.warm.bridge import Bridge, bridge, cannot_bridge
+from draftsmith.distill.warm.ridge import ridge
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder, write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.schema import CheckpointDraft
 from draftsmith.specdec.models import real_ids
-from draftsmith.train.data import Rows
+from draftsmith.train.data.plan import Rows
 
 
 def make(

@@ -10,11 +10,11 @@ from torch import Tensor
 from draftsmith.distill import LiveTeacher
 from draftsmith.distill.teacher import HiddenTeacher, Teacher
 from draftsmith.recipes import Recipe
-from draftsmith.train.data import Rows
-from draftsmith.train.listened import ListenedTeacher, ask_live
-from draftsmith.train.prepare import served_revision, served_target
-from draftsmith.train.states import StoredTeacher
-from draftsmith.train.store import Ask, about_store, write_store
+from draftsmith.train.data.plan import Rows
+from draftsmith.train.data.prepare import served_revision, served_target
+from draftsmith.train.stored.listened import ListenedTeacher, ask_live
+from draftsmith.train.stored.states import StoredTeacher
+from draftsmith.train.stored.store import Ask, about_store, write_store
 
 
 def with_states(recipe: Recipe, live: LiveTeacher, rows: Rows, revision: str, accelerator: Accelerator) -> StoredTeacher:

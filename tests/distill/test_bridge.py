@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftsmith.distill import Batch, CutDraft, LiveTeacher, collate
-from draftsmith.distill.bridge import bridge, cannot_bridge
 from draftsmith.distill.draft import save_draft
-from draftsmith.distill.warm_start import ridge
+from draftsmith.distill.warm.bridge import bridge, cannot_bridge
+from draftsmith.distill.warm.ridge import ridge
 from tiny import FAMILIES, tiny
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftsmith.distill import LOSSES, Batch, CutDraft, DistillDraft, acceptance, collate, cut
-from draftsmith.distill.warm_start import ridge
+from draftsmith.distill.warm.ridge import ridge
 from draftsmith.specdec import EarlyExitDrafter, ModelDrafter, generate
 from tiny import FAMILIES, noisy, tiny
 

@@ -7,8 +7,8 @@ import torch
 from transformers import PreTrainedModel
 
 from draftsmith.distill import Batch, LiveTeacher, collate
-from draftsmith.distill.layers import choose_layers, named_layers
-from draftsmith.distill.observe import influence
+from draftsmith.distill.making.layers import choose_layers, named_layers
+from draftsmith.distill.making.observe import influence
 from draftsmith.specdec.models import blocks
 from tiny import tiny
 

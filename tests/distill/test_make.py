@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, LiveTeacher, WholeDraft, acceptance, collate
 from draftsmith.distill.draft import Origin
-from draftsmith.distill.lora import merged, with_lora
-from draftsmith.distill.make import make_draft
-from draftsmith.distill.pad_rows import with_rows
+from draftsmith.distill.making.lora import merged, with_lora
+from draftsmith.distill.making.make import make_draft
+from draftsmith.distill.making.pad_rows import with_rows
 from draftsmith.specdec import ModelDrafter, generate
 from tiny import noisy, plain_greedy, tiny, tiny_folder, tiny_tokenizer
 

@@ -15,10 +15,10 @@ import torch
 from stub_server import Reply, Stub
 
 from draftsmith.distill import LiveTeacher, collate
-from draftsmith.distill.at_once import Unanswered
-from draftsmith.distill.endpoint import Fault
 from draftsmith.distill.rollout import answer, answer_served, ends
-from draftsmith.distill.served import ServedTarget
+from draftsmith.distill.served.at_once import Unanswered
+from draftsmith.distill.served.endpoint import Fault
+from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import chat_ids, eos_ids, load
 from tiny import tiny_folder, tiny_tokenizer

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import byte_level, sentencepiece
 
 from draftsmith.distill.draft import Origin, save_draft
-from draftsmith.distill.transplant import KINDS, Transplanted, transplant
+from draftsmith.distill.making.transplant import KINDS, Transplanted, transplant
 from draftsmith.specdec import ModelDrafter, compatible, generate, load_drafter
 from tiny import plain_greedy, tiny
 

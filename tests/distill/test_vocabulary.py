@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.distill import CutDraft, DistillDraft, WholeDraft, collate
 from draftsmith.distill.draft import Origin
-from draftsmith.distill.vocabulary import always_said, coverage_curve, frequent
+from draftsmith.distill.making.vocabulary import always_said, coverage_curve, frequent
 from draftsmith.specdec import ModelDrafter, Sampling, generate, load, load_drafter
 from tiny import noisy, plain_greedy, tiny, tiny_folder, tiny_tokenizer
 

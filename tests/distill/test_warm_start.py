@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from draftsmith.distill import Batch, CutDraft, LiveTeacher, WholeDraft, collate, cut
 from draftsmith.distill.draft import save_draft
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.warm_start import exit_head, exits, ridge
+from draftsmith.distill.warm.ridge import exit_head, exits, ridge
 from draftsmith.specdec.drafters.early_exit import exit_view
 from tiny import FAMILIES, noisy, tiny
 

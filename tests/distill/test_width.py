@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill import CutDraft, DistillDraft, acceptance, collate, cut
-from draftsmith.distill.width import activity, narrow
+from draftsmith.distill.making.width import activity, narrow
 from draftsmith.specdec.models import blocks
 from tiny import FAMILIES, tiny
 

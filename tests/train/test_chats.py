@@ -10,8 +10,8 @@ import pytest
 
 from draftsmith.distill.batch import Example
 from draftsmith.specdec.models import chat_ids
-from draftsmith.train.chats import Form, all_made, fingerprint, made, of_answers, read_chats, split
-from draftsmith.train.data import to_rows
+from draftsmith.train.data.chats import Form, all_made, fingerprint, made, of_answers, read_chats, split
+from draftsmith.train.data.plan import to_rows
 from tiny import tiny_tokenizer
 
 CHATML = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"

@@ -11,9 +11,9 @@ import pytest
 
 from draftsmith.distill import Batch
 from draftsmith.distill.batch import Example
-from draftsmith.train.chats import Form, Made, reader
-from draftsmith.train.data import Plan, micro_batches
-from draftsmith.train.stream import Stream
+from draftsmith.train.data.chats import Form, Made, reader
+from draftsmith.train.data.plan import Plan, micro_batches
+from draftsmith.train.data.stream import Stream
 from tiny import tiny_tokenizer
 
 ROWS = [Example([i, *range(3, 4 + i % 13)], ((1, 2),)) for i in range(3000, 3203)]

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, DistillDraft, Loss, collate
 from draftsmith.recipes.schema import Train
-from draftsmith.train.data import Plan, micro_batches, to_rows
+from draftsmith.train.data.plan import Plan, micro_batches, to_rows
 from draftsmith.train.loop import Record, evaluate, gradient, learning_rate, train
 from tiny import noisy, tiny, tiny_tokenizer
 
@@ -159,7 +159,7 @@ import sys, json, torch
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tiny import tiny
 from draftsmith.distill import CutDraft, DistillDraft
-from draftsmith.train.data import micro_batches
+from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import gradient
 torch.set_num_threads(1)

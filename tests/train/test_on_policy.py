@@ -18,7 +18,7 @@ from draftsmith.recipes.schema import Train
 from draftsmith.specdec import Sampling
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
-from draftsmith.train.data import Example, Plan, micro_batches
+from draftsmith.train.data.plan import Example, Plan, micro_batches
 from draftsmith.train.loop import evaluate, train
 from draftsmith.train.on_policy import Mixture, Schedule, Write, check_teacher, prompts_of, writer
 from tiny import tiny
@@ -204,7 +204,7 @@ sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tiny import noisy, tiny
 from draftsmith.distill import CutDraft, DistillDraft, collate
 from draftsmith.specdec import Sampling
-from draftsmith.train.data import Plan
+from draftsmith.train.data.plan import Plan
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import evaluate
 from draftsmith.train.on_policy import Mixture, Schedule, writer

@@ -11,11 +11,11 @@ from runs import draftsmith, kill_when, write_run
 from stub_server import Reply, Stub
 
 from draftsmith.distill.rollout import Answer
-from draftsmith.distill.served import ServedTarget
+from draftsmith.distill.served.target import ServedTarget
 from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
-from draftsmith.train.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
+from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
 from tiny import plain_greedy
 
 

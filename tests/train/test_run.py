@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
 from draftsmith.specdec.places import revision
-from draftsmith.train.data import to_rows
-from draftsmith.train.prepare import identity, read_answers
+from draftsmith.train.data.plan import to_rows
+from draftsmith.train.data.prepare import identity, read_answers
 
 
 @pytest.fixture(scope="module")

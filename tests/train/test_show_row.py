@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.chats import Form, made
-from draftsmith.train.show_row import pieces, show_row, show_rows
+from draftsmith.train.data.chats import Form, made
+from draftsmith.train.data.show_row import pieces, show_row, show_rows
 from tiny import tiny_tokenizer
 
 TALK = [

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate
 from draftsmith.distill.batch import Example, example
-from draftsmith.train.states import StoredTeacher
+from draftsmith.train.stored.states import StoredTeacher
 from tiny import tiny
 
 GENERATOR = torch.Generator().manual_seed(0)

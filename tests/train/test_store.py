@@ -19,10 +19,10 @@ from datasets import Dataset
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, acceptance, collate
 from draftsmith.distill.batch import Example, example
 from draftsmith.distill.top_k import Listened, top_k
-from draftsmith.train import store
-from draftsmith.train.columns import bytes_a_position
-from draftsmith.train.listened import ListenedTeacher, ask_live
-from draftsmith.train.store import about_store, write_store
+from draftsmith.train.stored import store
+from draftsmith.train.stored.columns import bytes_a_position
+from draftsmith.train.stored.listened import ListenedTeacher, ask_live
+from draftsmith.train.stored.store import about_store, write_store
 from tiny import noisy, tiny, tiny_tokenizer
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from draftsmith.distill.chunked import Asked, judged
 from draftsmith.distill.head import Head, Logits
-from draftsmith.distill.least_squares import Sums
 from draftsmith.distill.signal import Dense
+from draftsmith.distill.warm.least_squares import Sums
 
 JUDGES = 1024  # held-out positions: every fourth chooses, and the others say what was chosen is worth
 TO_NOTHING = (1e-6, 1e-4, 1e-3, 1e-2)  # strengths of the ridge, of the mean squared feature: where it pulls the map to 0,

@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from draftsmith.distill.at_once import Unanswered
 from draftsmith.distill.rollout import Answer, Answerer, answer, answer_served, ends
-from draftsmith.distill.served import ServedTarget
+from draftsmith.distill.served.at_once import Unanswered
+from draftsmith.distill.served.target import ServedTarget
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, room_for, write_whole
 from draftsmith.recipes.progress import Progress

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.cut import build
-from draftsmith.distill.observe import observe
-from draftsmith.distill.rotate import rotated
+from draftsmith.distill.making.cut import build
+from draftsmith.distill.making.observe import observe
+from draftsmith.distill.making.rotate import rotated
 from draftsmith.specdec.models import blocks
 
 

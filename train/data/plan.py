@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from draftsmith.distill import Batch, collate
 from draftsmith.distill.batch import Example, Row, example
-from draftsmith.train.chats import Chat, Form, all_made, of_answers
+from draftsmith.train.data.chats import Chat, Form, all_made, of_answers
 
 WINDOW = 512  # rows that are packed together: a wider one wastes little less and costs its square
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.cut import cut
 from draftsmith.distill.draft import CutDraft, WholeDraft
-from draftsmith.distill.layers import TOKENS, Tried, choose_layers, up_to
-from draftsmith.distill.lora import with_lora
+from draftsmith.distill.making.cut import cut
+from draftsmith.distill.making.layers import TOKENS, Tried, choose_layers, up_to
+from draftsmith.distill.making.lora import with_lora
+from draftsmith.distill.making.transplant import transplant as transplanted
+from draftsmith.distill.making.width import narrow
 from draftsmith.distill.teacher import HiddenTeacher
-from draftsmith.distill.transplant import transplant as transplanted
-from draftsmith.distill.width import narrow
 from draftsmith.specdec.models import blocks, compatible, load_model, load_tokenizer, output_rows, pick
 
 

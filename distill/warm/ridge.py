@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.draft import CutDraft, WholeDraft
-from draftsmith.distill.fitting import Fit, Fitting
 from draftsmith.distill.head import Head
 from draftsmith.distill.teacher import HiddenTeacher
-from draftsmith.distill.trunk import states
+from draftsmith.distill.warm.fitting import Fit, Fitting
+from draftsmith.distill.warm.trunk import states
 
 
 class Exit(NamedTuple):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.chats import Form, made, of_answers
+from draftsmith.train.data.chats import Form, made, of_answers
 
 STYLES = {(False, False): "dim", (False, True): "dim reverse", (True, False): "bold green", (True, True): "bold green reverse"}
 OPEN, CLOSE = "[[", "]]"  # around what is scored, where there are no colours

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from draftsmith.distill.at_once import each
 from draftsmith.distill.batch import Example, Row, example
-from draftsmith.distill.endpoint import Endpoint, Fault
+from draftsmith.distill.served.at_once import each
+from draftsmith.distill.served.endpoint import Endpoint, Fault
 from draftsmith.distill.top_k import Listened
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import pick

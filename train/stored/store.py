@@ -20,9 +20,9 @@ from draftsmith.distill.batch import Example
 from draftsmith.distill.top_k import Listened
 from draftsmith.recipes.files import room_for, whole_file, write_whole
 from draftsmith.recipes.progress import Progress
-from draftsmith.train.columns import ROUNDED, About, bytes_a_position, checked, to_table
-from draftsmith.train.prepare import identity
-from draftsmith.train.shards import fingerprint, places, shards
+from draftsmith.train.data.prepare import identity
+from draftsmith.train.stored.columns import ROUNDED, About, bytes_a_position, checked, to_table
+from draftsmith.train.stored.shards import fingerprint, places, shards
 
 FORMAT = 1
 ROWS_A_SHARD = 128  # a kill loses what was heard of these at most

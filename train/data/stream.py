@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.chats import Made
-from draftsmith.train.data import Plan
+from draftsmith.train.data.chats import Made
+from draftsmith.train.data.plan import Plan
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 START: dict[str, Any] = {"epoch": 0, "block": 0, "source": None, "first": 0}

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.cut import check_layers
 from draftsmith.distill.draft import CutDraft, DistillDraft
 from draftsmith.distill.head import Head
-from draftsmith.distill.observe import influence
+from draftsmith.distill.making.cut import check_layers
+from draftsmith.distill.making.observe import influence
 from draftsmith.distill.signal import Dense
 from draftsmith.distill.teacher import HiddenTeacher
-from draftsmith.distill.warm_start import ridge
+from draftsmith.distill.warm.ridge import ridge
 from draftsmith.specdec.models import blocks, pick
 
 JUDGED = 6 * 512  # positions whose logits a ridge needs to choose its strength

@@ -12,9 +12,9 @@ from draftsmith.distill import Batch, Signal, collate
 from draftsmith.distill.batch import Example
 from draftsmith.distill.teacher import HiddenTeacher, Teacher
 from draftsmith.distill.top_k import Listened, TopK, top_k
-from draftsmith.train.columns import About, to_listened
-from draftsmith.train.shards import places
-from draftsmith.train.store import Ask, no_bars, opened
+from draftsmith.train.stored.columns import About, to_listened
+from draftsmith.train.stored.shards import places
+from draftsmith.train.stored.store import Ask, no_bars, opened
 
 
 def ask_live(

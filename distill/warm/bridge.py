@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.head import last_hidden
-from draftsmith.distill.least_squares import Sums
+from draftsmith.distill.warm.least_squares import Sums
 from draftsmith.specdec.models import blocks
 
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the mean squared feature

@@ -17,7 +17,7 @@ from draftsmith.distill.batch import Example, Row
 from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
-from draftsmith.train.shards import fingerprint, places, shards
+from draftsmith.train.stored.shards import fingerprint, places, shards
 
 ROWS_A_SHARD = 16
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.cut import build, untied
-from draftsmith.distill.observe import observe
+from draftsmith.distill.making.cut import build, untied
+from draftsmith.distill.making.observe import observe
 from draftsmith.specdec.models import blocks
 
 READERS = {

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from draftsmith.distill.batch import Example
 from draftsmith.recipes.prompts import read_jsonl
 from draftsmith.specdec.models import chat_ids
-from draftsmith.train.render import Turn, rendered_turns
+from draftsmith.train.data.render import Turn, rendered_turns
 
 Chat = dict[str, Any]  # "key", and "turns" (messages, answer_ids; the target's own) or "messages"
 MADE_BY = 1  # counted up when the same chat would become another row, for rows that were kept

@@ -1,0 +1,1 @@
+"""Making a draft: which layers, how wide, from which checkpoint, with which vocabulary."""

@@ -1,0 +1,1 @@
+"""A target behind a completions endpoint."""

@@ -1,0 +1,1 @@
+"""Starts without gradient descent: least squares in closed form."""
