@@ -2,23 +2,33 @@
 
 from draftsmith.distill.batch import Batch, collate
 from draftsmith.distill.draft import CutDraft, DistillDraft, WholeDraft, cut
-from draftsmith.distill.losses import LOSSES, acceptance
+from draftsmith.distill.losses import DIVERGENCES, LOSSES, acceptance, loss_named
+from draftsmith.distill.memory import Memory, measured, predict
 from draftsmith.distill.objective import Loss, Objective
 from draftsmith.distill.signal import Dense, Signal
 from draftsmith.distill.teacher import LiveTeacher
+from draftsmith.distill.top_k import Listened, TopK, top_k
 
 __all__ = [
+    "DIVERGENCES",
     "LOSSES",
     "Batch",
     "CutDraft",
     "Dense",
     "DistillDraft",
+    "Listened",
     "LiveTeacher",
     "Loss",
+    "Memory",
     "Objective",
     "Signal",
+    "TopK",
     "WholeDraft",
     "acceptance",
     "collate",
     "cut",
+    "loss_named",
+    "measured",
+    "predict",
+    "top_k",
 ]

@@ -202,6 +202,7 @@ class DistillDraft:
             raise ValueError("a support needs a draft whose head is frozen: ids outside it would never be taught")
         if support is not None and ids is not None and not bool(torch.isin(support, ids).all()):
             raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
+        self.support = support
         self._narrow = None if support is None else (self.draft.head.over(support), support)
         self._frozen: Logits = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
 

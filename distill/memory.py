@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import resource
 import sys
 import weakref
@@ -161,7 +162,8 @@ class _Step:
 
 
 def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    # A copy: what is set here must not reach the models that the config is also of.
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(UNMASKED)
     return model

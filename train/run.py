@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from draftsmith.distill import DistillDraft, LiveTeacher, collate
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
+from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, write_whole
@@ -27,7 +28,7 @@ from draftsmith.train.loop import Record, evaluate, train
 from draftsmith.train.on_policy import mixed
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.rows import ordered
-from draftsmith.train.start import bytes_on_disk, make, start, support, trim
+from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
@@ -60,7 +61,7 @@ def run_training(recipe: Recipe) -> Path:
 
 
 def _train(recipe: Recipe, accelerator: Accelerator) -> None:
-    settings = recipe.train
+    settings, held = recipe.train, resident()
     same_run(recipe)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
@@ -112,6 +113,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     if accelerator.is_main_process:
         write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
         banner(rows, plan, done, accelerator, folder)
+        expected = what_a_step_takes(recipe, objective, rows, accelerator)
+        print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
         if said:
             print(f"the draft says {said}")
 
@@ -152,6 +155,9 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
             start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
         )  # fmt: skip
         progress.done()
+    if done < plan.steps and accelerator.is_main_process:
+        where = "at most on the GPU" if accelerator.device.type == "cuda" else "more than before, at most"
+        print(f"memory: {measured(held, accelerator.device.type) / 1e6:.0f} MB {where}")
     if choice.over and accelerator.is_main_process:
         print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
     if accelerator.is_main_process and (best := runs.best(folder)) is not None:

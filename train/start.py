@@ -12,6 +12,7 @@ from torch import Tensor
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft, collate
 from draftsmith.distill.making.make import Made, make_draft
 from draftsmith.distill.making.vocabulary import Trim, always_said, frequent
+from draftsmith.distill.memory import Memory, predict
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm.bridge import Bridge, bridge, cannot_bridge
 from draftsmith.distill.warm.ridge import ridge
@@ -95,6 +96,26 @@ def _bridged(
         return [], "a draft with a head of its own reads no stream of the target's size"
     why = cannot_bridge(draft)
     return ([], why) if why else (bridge(draft, batches, held_out), None)
+
+
+def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accelerator: Accelerator) -> Memory | str:
+    """The memory of the largest micro-batch, or why it cannot be said."""
+    train, draft = recipe.train, objective.draft
+    if getattr(recipe.draft, "lora", None) is not None:
+        return "memory: not predicted for adapters"
+    longest, answered = max(len(row.ids) for row in rows.train), max(row.scored for row in rows.train)
+    length, packed = recipe.data.pack or longest, max(1, recipe.data.pack // longest)
+    model: Any = draft if isinstance(draft, CutDraft) else draft.model
+    own: Any = draft.layers if recipe.draft.kind == "layers" else model.config
+    only = 0 if objective.support is None else len(objective.support)
+    try:
+        return predict(
+            draft.target.config, own, train.batch_size, length, train.batch_size * answered * packed,
+            objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
+            bf16=train.precision == "bf16", device=accelerator.device.type,
+        )  # fmt: skip
+    except ValueError as error:
+        return f"memory: {error}"
 
 
 def bytes_on_disk(draft: CutDraft | WholeDraft) -> int:

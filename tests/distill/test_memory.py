@@ -103,6 +103,14 @@ def test_a_real_step_takes_what_was_predicted(family: str, whole: bool, support:
     assert said == pytest.approx(real, rel=0.02)
 
 
+def test_a_prediction_leaves_the_config_that_it_reads_as_it_was() -> None:
+    target = tiny()
+    before = target.config.to_dict() | {"attention": target.config._attn_implementation}
+    for draft in ([0, 2], target.config):
+        predict(target.config, draft, 2, 8, 4, ASKED)
+    assert target.config.to_dict() | {"attention": target.config._attn_implementation} == before
+
+
 def test_what_cannot_be_predicted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(model: object, ids: torch.Tensor) -> object:
         return float(ids.sum())

