@@ -1,8 +1,10 @@
 """What is to be learned: losses, teachers, and how a draft is made from its target."""
 
 from draftsmith.distill.batch import Batch, collate
-from draftsmith.distill.draft import CutDraft, DistillDraft, WholeDraft, cut
+from draftsmith.distill.draft import DistillDraft
 from draftsmith.distill.losses import DIVERGENCES, LOSSES, acceptance, loss_named
+from draftsmith.distill.making.cut import cut
+from draftsmith.distill.making.drafts import CutDraft, WholeDraft
 from draftsmith.distill.memory import Memory, measured, predict
 from draftsmith.distill.objective import Loss, Objective
 from draftsmith.distill.signal import Dense, Signal

@@ -19,8 +19,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftsmith.distill.chunked import Asked, judged, scored_loss
-from draftsmith.distill.draft import JUDGED, CutDraft
+from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
+from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.signal import Dense
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
-from draftsmith.distill.draft import CutDraft
+from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.served.at_once import Unanswered
 from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling, generate

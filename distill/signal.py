@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.distill.head import Head, Logits
-from draftsmith.distill.losses import acceptance
-
-NEVER = (
-    -30.0
-)  # the log of a chance that is none: finite, so that a KL over an id that a draft cannot say keeps its gradient elsewhere
+from draftsmith.distill.losses import NEVER, acceptance
 
 
 class Overlap(NamedTuple):
@@ -54,7 +50,10 @@ class Dense:
         return len(self.hidden)
 
     def against(self, logits: Tensor, at: slice, ids: Tensor | None = None, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        return _over_one_set(logits / temperature, self._wanted(at) / temperature, ids)
+        wanted = self._wanted(at)
+        if temperature != 1:
+            logits, wanted = logits / temperature, wanted / temperature
+        return _over_one_set(logits, wanted, ids)
 
     def overlap(self, logits: Tensor, at: slice, ids: Tensor | None = None) -> Overlap:
         wanted, said = self._wanted(at), logits.argmax(-1)

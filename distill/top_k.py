@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftsmith.distill.signal import NEVER, Overlap
+from draftsmith.distill.losses import NEVER
+from draftsmith.distill.signal import Overlap
 
 
 class Listened(NamedTuple):

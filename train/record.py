@@ -22,11 +22,14 @@ from draftsmith.train.data.plan import Order, Rows
 class Log:
     """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
 
-    def __init__(self, path: Path, start: int, main: bool) -> None:
+    def __init__(self, path: Path, main: bool) -> None:
         self._path, self._main = path, main
-        if main and path.is_file():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            write_whole(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+
+    def goes_on_from(self, step: int) -> None:
+        """Drop what stands behind `step`: it will be done again."""
+        if self._main and self._path.is_file():
+            lines = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
+            write_whole(self._path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:

@@ -17,19 +17,19 @@ from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, write_whole
 from draftsmith.recipes.paths import find
-from draftsmith.recipes.progress import Progress
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.launch import launched
-from draftsmith.train.loop import Record, evaluate, train
+from draftsmith.train.loop import train
 from draftsmith.train.on_policy import mixed
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.rows import ordered
 from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
+from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
 
@@ -100,14 +100,16 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     )
     if not runs.steps(folder):
         start(recipe, objective, states, rows, held_out, accelerator)
+    log = Log(folder / "metrics.jsonl", accelerator.is_main_process)
     choice = Choice(settings.select, settings.patience)
     accelerator.register_for_checkpointing(choice)
-    mixture = mixed(recipe, plan, size, rows.train, objective, target, tokenizer, accelerator, lambda line: log.write(line))
+    mixture = mixed(recipe, plan, size, rows.train, objective, target, tokenizer, accelerator, log.write)
     if mixture is not None:
         accelerator.register_for_checkpointing(mixture)
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
     done = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
+    log.goes_on_from(done)
     if done:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
@@ -118,43 +120,13 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         if said:
             print(f"the draft says {said}")
 
-    log = Log(folder / "metrics.jsonl", done, accelerator.is_main_process)
-    progress = Progress("training", plan.steps, quiet=not accelerator.is_main_process)
-
-    def after(record: Record) -> bool:
-        own = {} if mixture is None else {"on_policy": mixture.takes(record.step - 1)}
-        log.write(record._asdict() | own)
-        progress.at(
-            record.step, f"loss {record.loss:.3f}, acceptance {record.acceptance:.3f}, {record.tokens_per_second:.0f} tokens/s"
-        )
-        last = record.step == plan.steps
-        if last or record.step % settings.save_every == 0 or record.step % settings.evaluate_every == 0:
-            means = evaluate(objective, held_out, accelerator, settings.k)
-            better = choice.see(record.step, means)
-            log.write({"step": record.step, "held_out": means})
-            if choice.over:
-                log.write({"step": record.step, "stopped": choice.why()})
-            # With patience the best evaluation is kept whenever it comes, and the one at which it ran out.
-            if last or record.step % settings.save_every == 0 or choice.over or (better and settings.patience):
-                checkpoint.save(
-                    folder,
-                    record.step,
-                    objective,
-                    accelerator,
-                    means,
-                    steps_of | {"at": plan.state()},
-                    settings.keep,
-                    needs,
-                    choice.by,
-                )
-        return choice.over
-
+    watch = Watch(recipe, log, plan, objective, held_out, accelerator, choice, mixture, steps_of, needs)
     if done < plan.steps and not choice.over:
         train(
             objective, optimizer, lambda step: micro_batches((mixture or plan).step(step), accumulate, accelerator.process_index, accelerator.num_processes),
-            start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=after,
+            start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch,
         )  # fmt: skip
-        progress.done()
+        watch.progress.done()
     if done < plan.steps and accelerator.is_main_process:
         where = "at most on the GPU" if accelerator.device.type == "cuda" else "more than before, at most"
         print(f"memory: {measured(held, accelerator.device.type) / 1e6:.0f} MB {where}")

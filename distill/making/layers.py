@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.draft import CutDraft, DistillDraft
+from draftsmith.distill.draft import DistillDraft
 from draftsmith.distill.head import Head
 from draftsmith.distill.making.cut import check_layers
+from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.making.observe import influence
 from draftsmith.distill.signal import Dense
 from draftsmith.distill.teacher import HiddenTeacher

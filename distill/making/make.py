@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.draft import CutDraft, WholeDraft
 from draftsmith.distill.making.cut import cut
+from draftsmith.distill.making.drafts import CutDraft, WholeDraft
 from draftsmith.distill.making.layers import TOKENS, Tried, choose_layers, up_to
 from draftsmith.distill.making.lora import with_lora
 from draftsmith.distill.making.transplant import transplant as transplanted

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.draft import CutDraft
 from draftsmith.distill.head import last_hidden
+from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.warm.least_squares import Sums
 from draftsmith.specdec.models import blocks
 

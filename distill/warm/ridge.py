@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
-from draftsmith.distill.draft import CutDraft, WholeDraft
 from draftsmith.distill.head import Head
+from draftsmith.distill.making.drafts import CutDraft, WholeDraft
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.distill.warm.fitting import Fit, Fitting
 from draftsmith.distill.warm.trunk import states

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from draftsmith.distill import LOSSES, Dense, acceptance
-from draftsmith.distill.losses import SPREAD
-from draftsmith.distill.signal import NEVER
+from draftsmith.distill.losses import NEVER, SPREAD
 from draftsmith.distill.top_k import Listened, TopK, top_k
 
 V, N = 31, 6
