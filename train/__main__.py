@@ -3,6 +3,7 @@
 import sys
 
 from draftsmith.cli import main
+from draftsmith.train.launch import leave
 
 if __name__ == "__main__":
-    raise SystemExit(main(["train", *sys.argv[1:]]))
+    leave(main(["train", *sys.argv[1:]]))

@@ -160,7 +160,7 @@ sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tiny import tiny
 from draftsmith.distill import CutDraft, DistillDraft
 from draftsmith.train.data.plan import micro_batches
-from draftsmith.train.launch import launched
+from draftsmith.train.launch import launched, leave
 from draftsmith.train.loop import gradient
 torch.set_num_threads(1)
 rows = {ROWS!r}
@@ -173,6 +173,7 @@ with launched("no") as accelerator:
         norm = float(torch.nn.utils.get_total_norm([one.grad for one in objective.trainable.parameters()]))
         if accelerator.is_main_process:
             print(json.dumps([accelerator.num_processes, sums["loss"], sums["scored"], norm]), flush=True)
+leave(0)
 """
     )
     env = {**__import__("os").environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
