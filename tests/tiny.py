@@ -51,6 +51,11 @@ def tiny(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedMode
     config = FAMILIES[family]()
     for name, value in changes.items():
         setattr(config, name, value)
+    return sharp(config, seed)
+
+
+def sharp(config: Any, seed: int = 0) -> PreTrainedModel:
+    """A model of `config` with weights large enough that its logits are not all alike."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from draftsmith.distill import CutDraft, cut
 from draftsmith.specdec.models import blocks
-from tiny import FAMILIES, VOCABULARY, tiny
+from tiny import FAMILIES, VOCABULARY, sharp, tiny
 
 IDS = torch.tensor([[5, 9, 11, 4, 30, 31, 7, 8, 22, 23, 17, 3]])
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "num_hidden_layers": 4, "pad_token_id": 2}
@@ -27,13 +27,7 @@ def sized(family: str, **changes: Any) -> PreTrainedModel:
     }
     kept |= {"head_dim": base.head_dim} if getattr(base, "head_dim", None) else {}
     config = type(base)(**{**kept, **SIZES, "bos_token_id": 1, "eos_token_id": 2, **changes})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(6.0 if weight.shape[0] != VOCABULARY else 3.0)
-    return model
+    return sharp(config)
 
 
 NUMBERED = {  # configs that say something of a layer by its number
