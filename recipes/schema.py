@@ -345,7 +345,15 @@ class Eval(_Closed):
 
 
 class Export(_Closed):
-    format: Literal["transformers"] = "transformers"
+    """What the engine that will serve the draft reads (docs/export.md)."""
+
+    format: Literal["transformers", "gguf", "vllm", "sglang", "openvino", "speculators"] = "transformers"
+    quantization: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="of a .gguf's matrices")
+    models: Literal["draft", "both"] = Field("draft", description="of format gguf; both: the target becomes a .gguf too")
+    split: str | None = Field(
+        None, description="llama.cpp's name for the tokenizer's pre-tokenizer (tokenizer.ggml.pre), where it is not found out"
+    )
+    tensor_parallel: Positive = Field(1, description="GPUs that vLLM or SGLang splits the pair over")
 
 
 class Recipe(_Closed):

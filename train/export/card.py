@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import yaml
+from gguf import GGUFReader
+from huggingface_hub import hf_hub_download
+
 from draftsmith.recipes import Recipe, runs
+from draftsmith.specdec.places import locate
 
 
 def card(recipe: Recipe, proof: dict[str, Any]) -> str:
@@ -50,6 +56,23 @@ target.generate(**inputs, assistant_model=draft)          # transformers, batch 
 
 The weights are derived from the target's; the target's licence applies to them.
 """
+
+
+def licence(recipe: Recipe) -> str | None:
+    """The licence that the target's own files name (hub's short form), or None where they name none."""
+    place = locate(recipe.target.model)
+    if place is None:
+        try:
+            place = Path(hf_hub_download(recipe.target.model, "README.md"))
+        except (OSError, ValueError):  # it has no card, or there is no hub here
+            return None
+    if place.suffix == ".gguf":
+        field = GGUFReader(place).fields.get("general.license")
+        return str(field.contents()) if field is not None else None
+    page = place / "README.md" if place.is_dir() else place
+    head = page.read_text(encoding="utf-8").split("---")[1:2] if page.is_file() else []
+    said = yaml.safe_load(head[0]) if head else None
+    return str(said["license"]) if isinstance(said, dict) and said.get("license") else None
 
 
 def _figures(recipe: Recipe, draft: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftsmith.specdec.models import chat_ids, load, load_tokenizer, output_rows
+from draftsmith.specdec.models import chat_ids, compatible, load, load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet
 
 QUESTIONS = ("Write a line of Python that prints hello.", "What is the capital of France?")
@@ -28,19 +28,33 @@ def fingerprint(model: PreTrainedModel) -> str:
     return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
-def prove(folder: str, target_name: str) -> dict[str, object]:
-    """Fingerprint of the reloaded draft, and how many greedy answers stay the target's with it as `assistant_model`."""
+def tied(model: PreTrainedModel) -> bool:
+    """Is the head the embedding, the same numbers in one place?"""
+    return bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+
+
+def reload(folder: str) -> PreTrainedModel:
+    """The draft of a folder, from its safetensors alone; SystemExit where a key is missing, left over or of another shape."""
     with quiet():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
     draft, report = loaded
     wrong = {
-        what: sorted(keys)
+        what: sorted(map(str, keys))
         for what, keys in report.items()
         if keys and what in ("missing_keys", "unexpected_keys", "mismatched_keys")
     }
     if wrong:
         raise SystemExit(f"{folder} does not load strictly: {wrong}")
-    own, target = load_tokenizer(folder), load(target_name).model
+    return draft
+
+
+def prove(folder: str, target_name: str) -> dict[str, object]:
+    """Fingerprint of the reloaded draft, and how many greedy answers stay the target's with it as `assistant_model`."""
+    draft = reload(folder)
+    own, (target, theirs) = load_tokenizer(folder), load(target_name)
+    compatible(theirs, own).raise_if_not()
+    if (ours := output_rows(draft)) != output_rows(target):
+        raise SystemExit(f"{folder} has {ours} output rows, the target {output_rows(target)}")
     write: Any = target.generate
     equal = 0
     for question in QUESTIONS:
@@ -49,7 +63,7 @@ def prove(folder: str, target_name: str) -> dict[str, object]:
         with quiet():
             alone, helped = write(ids, **settings), write(ids, assistant_model=draft, **settings)
         equal += torch.equal(alone, helped)
-    return {"fingerprint": fingerprint(draft), "equal": equal, "compared": len(QUESTIONS), "tokens": TOKENS}
+    return {"fingerprint": fingerprint(draft), "tied": tied(draft), "equal": equal, "compared": len(QUESTIONS), "tokens": TOKENS}
 
 
 if __name__ == "__main__":

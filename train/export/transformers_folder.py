@@ -1,4 +1,4 @@
-"""A plain transformers folder: what `assistant_model=` takes, and what vLLM's draft_model method reads."""
+"""A plain transformers folder: what `assistant_model=` takes, and what vLLM's draft_model method and SGLang's STANDALONE read."""
 
 from __future__ import annotations
 
@@ -6,63 +6,74 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
-
-from draftsmith.recipes import Recipe, runs
+from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder
 from draftsmith.specdec.drafters.trimmed import FILE as IDS
-from draftsmith.specdec.models import load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export.card import card
-from draftsmith.train.export.prove import fingerprint
-from draftsmith.train.run import same_run
+from draftsmith.train.export.conditions import Fit, fit, safe
+from draftsmith.train.export.prove import fingerprint, tied
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
     """Write the run's best draft to runs/NAME/export/transformers, proved by a fresh process before it gets that name."""
-    same_run(recipe)
-    place = recipe.folder / "export" / "transformers"
-    if place.exists() and not force:
-        raise FileExistsError(f"{place} exists; --force replaces it")
-    source = runs.find_draft(recipe.folder, "best")
-    with quiet():
-        draft = AutoModelForCausalLM.from_pretrained(source)
-    tokenizer = load_tokenizer(recipe.target.model)
-    if output_rows(draft) < len(tokenizer):
-        raise ValueError(
-            f"the draft has {output_rows(draft)} output rows for {len(tokenizer)} tokens; engines would abort on the rest"
-        )
-    draft.generation_config.eos_token_id = tokenizer.eos_token_id
-    draft.generation_config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    needs = 2 * sum(one.numel() * one.element_size() for one in draft.parameters())
-    with whole_folder(place, needs) as beside:
+    return write_folder(recipe, force, "transformers")
+
+
+def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path, Path, Fit], list[str]] | None = None) -> Path:
+    """The folder runs/NAME/export/`name`; `finish` (folder being written, its name to be, the pair) puts an engine's own files into it
+    and says what it found."""
+    place = free_place(recipe, force, name)
+    pair = fit(recipe)
+    with whole_folder(place, bytes_of(pair)) as beside:
         with quiet():
-            draft.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        for name in ("drafter.json", IDS):  # a head trimmed to some ids is written whole; our decoder alone reads which
-            if (source / name).is_file():
-                shutil.copyfile(source / name, beside / name)
-        proof = _prove(beside, recipe.target.model, fingerprint(draft))
+            pair.draft.save_pretrained(beside)
+        pair.tokenizer.save_pretrained(beside)
+        for one in ("drafter.json", IDS):  # a head trimmed to some ids is written whole; our decoder alone reads which
+            if (pair.source / one).is_file():
+                shutil.copyfile(pair.source / one, beside / one)
+        notes = [*pair.notes, *(finish(beside, place, pair) if finish else [])]
+        proof = _prove(beside, recipe.target.model, {"fingerprint": fingerprint(pair.draft), "tied": tied(pair.draft)})
         (beside / "README.md").write_text(card(recipe, proof), encoding="utf-8")
+        safe(beside)
     print(
         f"exported {place}: reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
     )
+    for note in notes:
+        print(note)
     return place
 
 
-def _prove(folder: Path, target: str, wanted: str) -> dict[str, Any]:
-    """Load the folder in a process that knows nothing of this one; RuntimeError where what it finds is not what was written."""
-    command = [sys.executable, "-m", "draftsmith.train.export.prove", str(folder), target]
-    done = subprocess.run(command, capture_output=True, text=True)
+def free_place(recipe: Recipe, force: bool, name: str) -> Path:
+    place = recipe.folder / "export" / name
+    if place.exists() and not force:
+        raise FileExistsError(f"{place} exists; --force replaces it")
+    return place
+
+
+def bytes_of(pair: Fit) -> int:
+    return sum(one.numel() * one.element_size() for one in pair.draft.parameters())
+
+
+def in_a_fresh_process(module: str, *words: str) -> dict[str, Any]:
+    """What `python -m draftsmith.train.export.MODULE` prints as its last line, in a process that knows nothing of this one."""
+    done = subprocess.run([sys.executable, "-m", f"draftsmith.train.export.{module}", *words], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"the exported folder does not load in a fresh process:\n{done.stderr.strip()[-2000:]}")
+        raise RuntimeError(f"the export does not load in a fresh process; nothing was exported:\n{done.stderr.strip()[-2000:]}")
     proof: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    if proof["fingerprint"] != wanted:
+    return proof
+
+
+def _prove(folder: Path, target: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """RuntimeError where a fresh process finds something else in the folder than what was to be written."""
+    proof = in_a_fresh_process("prove", str(folder), target)
+    if different := [f"{what} {proof[what]} for {value}" for what, value in wanted.items() if proof[what] != value]:
         raise RuntimeError(
-            "the exported folder gives other logits in a fresh process than the draft that was written; nothing was exported"
+            f"a fresh process finds another draft in the folder than was written ({', '.join(different)}); nothing was exported"
         )
     if proof["equal"] != proof["compared"]:
         raise RuntimeError(

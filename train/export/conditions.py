@@ -1,0 +1,96 @@
+"""What any engine asks of a draft beside its target, checked on the two before a file is written: rows, ids, ends, positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from draftsmith.distill.rollout import ends
+from draftsmith.recipes import Recipe, runs
+from draftsmith.specdec.cache import positions
+from draftsmith.specdec.drafters.trimmed import FILE as IDS
+from draftsmith.specdec.models import compatible, load_tokenizer, output_rows
+from draftsmith.specdec.places import quiet, resolve
+from draftsmith.train.run import same_run
+
+
+class Fit(NamedTuple):
+    """A run's best draft with the ends of its target set, the target's tokenizer and config; `notes` are what a user should know."""
+
+    draft: PreTrainedModel
+    tokenizer: Any
+    target: Any
+    source: Path
+    notes: list[str]
+
+
+def fit(recipe: Recipe) -> Fit:
+    """The draft to be exported; ValueError where an engine would refuse it, abort, or accept nothing of it."""
+    same_run(recipe)
+    source = runs.find_draft(recipe.folder, "best")
+    safe(source)
+    with quiet():
+        draft = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True)
+    tokenizer = load_tokenizer(recipe.target.model)
+    target = config_of(recipe.target.model)
+    rows(draft, target)
+    if (source / "tokenizer.json").is_file():
+        compatible(tokenizer, load_tokenizer(source)).raise_if_not()
+    same_ends(draft, tokenizer, target, ends(recipe.target.model, tokenizer))
+    notes = [context(draft.config, target)]
+    if (source / IDS).is_file():
+        notes.append(
+            "this draft says some ids only, which Draftsmith's decoder alone knows of: an engine drafts from all of its rows"
+        )
+    return Fit(draft, tokenizer, target, source, [one for one in notes if one])
+
+
+def config_of(name: str) -> Any:
+    """The target's text config; no weights are read."""
+    with quiet():
+        return AutoConfig.from_pretrained(resolve(name)).get_text_config()
+
+
+def rows(draft: PreTrainedModel, target: Any) -> None:
+    """The heads give logits to the same number of ids, rows that only pad them included."""
+    ours, theirs = output_rows(draft), int(target.vocab_size)
+    if ours != theirs or int(draft.config.vocab_size) != theirs:
+        raise ValueError(
+            f"the draft has {ours} output rows (its config says {draft.config.vocab_size}) and the target {theirs}. transformers, vLLM and "
+            "SGLang want vocab_size equal, padding included, and llama.cpp aborts at the first token beyond the smaller: train it again, drafts "
+            "get the target's rows when they are made"
+        )
+
+
+def same_ends(draft: PreTrainedModel, tokenizer: Any, target: Any, eos: list[int]) -> None:
+    """Give the draft the target's bos, eos and pad, in both configs: an engine may read either."""
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    bos = target.bos_token_id if target.bos_token_id is not None else tokenizer.bos_token_id
+    for settings in (draft.config, draft.generation_config):
+        settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = bos, eos[0] if len(eos) == 1 else eos, pad
+
+
+def context(draft: Any, target: Any) -> str:
+    """A note where the draft reads fewer positions than the target: past them engines stop drafting, or stop."""
+    ours, theirs = positions(draft), positions(target)
+    if ours is None or (theirs is not None and ours >= theirs):
+        return ""
+    return f"the draft reads {ours} positions, the target {theirs or 'any number of them'}: serve the pair with at most {ours}"
+
+
+def shared_positions(draft: Any, target: Any) -> int | None:
+    """How long a text the pair can serve."""
+    return min((one for one in (positions(draft), positions(target)) if one), default=None)
+
+
+PLAIN = {".json", ".safetensors", ".jinja", ".md", ".sh", ".txt", ".gguf", ".yaml", ".model"}
+
+
+def safe(folder: Path) -> None:
+    """ValueError where a folder holds anything but text and tensors: a pickle runs what it likes when it is loaded."""
+    if strange := sorted(one.name for one in folder.rglob("*") if one.is_file() and one.suffix not in PLAIN):
+        raise ValueError(
+            f"{folder} holds {', '.join(strange[:5])}; a draft is text and safetensors, and pickles are never loaded or written"
+        )
