@@ -7,5 +7,10 @@ from pathlib import Path
 
 from draftsmith.recipes import Recipe
 from draftsmith.train.export import gguf, transformers_folder
+from draftsmith.train.export.servers import SERVERS
 
-EXPORTS: dict[str, Callable[[Recipe, bool], Path]] = {"transformers": transformers_folder.export, "gguf": gguf.export}
+EXPORTS: dict[str, Callable[[Recipe, bool], Path]] = {
+    "transformers": transformers_folder.export,
+    "gguf": gguf.export,
+    **SERVERS,
+}

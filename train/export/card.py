@@ -14,19 +14,19 @@ from draftsmith.recipes import Recipe, runs
 from draftsmith.specdec.places import locate
 
 
-def card(recipe: Recipe, proof: dict[str, Any]) -> str:
-    """README.md of an exported draft; without a report it says that nothing was measured."""
+def card(recipe: Recipe, proof: str, use: str, notes: list[str], library: str = "transformers") -> str:
+    """README.md of an exported draft. `proof` says what a fresh process found, `use` how it is served, `notes` where it ends."""
     folder = recipe.folder
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     checkpoint = runs.best(folder)
     assert checkpoint is not None  # export found it a moment ago
     held_out = runs.state(checkpoint)["held_out"]
     loss = ", ".join(f"{weight:g} {name}" for name, weight in recipe.train.loss.items())
+    theirs = licence(recipe)
+    named = f" ({theirs})" if theirs else ", which its files do not name,"
+    limits = "".join(f"- {one}\n" for one in (*LIMITS, *notes))
     return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [speculative-decoding, draft-model, draftsmith]
----
+{_head(recipe, theirs, library)}---
 
 # A draft for {recipe.target.model}
 
@@ -37,10 +37,10 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 | target | `{recipe.target.model}`, revision `{environment["target_revision"]}`; the draft speaks its token ids and no other model's |
 | draft | {environment["draft"]}; {environment["trainable_parameters"]:,} trained parameters |
 | start | {getattr(recipe.draft, "warm_start", "") or getattr(recipe.draft, "model", "")} |
-| data | {environment["rows"]} answers of the target itself to `{recipe.data.prompts}` ({environment["scored_tokens"]:,} scored tokens), {environment["held_out_rows"]} held out |
+| data | {_data(recipe, environment)} |
 | loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
 | held-out | acceptance sum min(p, q) {held_out["acceptance"]:.3f}, argmax agreement {held_out["agreement"]:.3f} over {held_out["scored"]:.0f} tokens (teacher-forced, temperature 1 / 0) |
-| proof | reloaded in a fresh process, logits equal bit for bit; {proof["equal"]} of {proof["compared"]} greedy answers of {proof["tokens"]} tokens equal the target's own with this draft as `assistant_model` |
+| proof | {proof} |
 
 ## What it is worth
 
@@ -48,18 +48,51 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 
 ## Use
 
-```python
-target.generate(**inputs, assistant_model=draft)          # transformers, batch 1
 ```
+{use}
+```
+
+## Limits
+
+{limits}
+## The recipe
+
+```yaml
+{recipe.dump()}```
 
 ## Licence
 
-The weights are derived from the target's; the target's licence applies to them.
+The weights are derived from the target's; the target's licence{named} applies to them.
 """
 
 
+LIMITS = (
+    "A draft changes how fast the target writes, not what: what the target gets wrong stays wrong.",
+    "The figures are of this data, this machine and this decoder; on other texts the target agrees more or less often with the draft.",
+)
+
+
+def _head(recipe: Recipe, theirs: str | None, library: str) -> str:
+    """What a hub reads: an empty value would be refused there, so what is not known is left out."""
+    head: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
+    head["tags"] = ["speculative-decoding", "draft-model", "draftsmith"]
+    if theirs:
+        head["license"] = theirs
+    if locate(recipe.target.model) is None:
+        head |= {"base_model": recipe.target.model, "base_model_relation": "finetune"}
+    return yaml.safe_dump(head, sort_keys=False)
+
+
+def _data(recipe: Recipe, environment: dict[str, Any]) -> str:
+    scored = f"({environment['scored_tokens']:,} scored tokens), {environment['held_out_rows']} held out"
+    if recipe.data.format == "messages":
+        whose = "the target's own" if recipe.data.words == "target" else "others'"
+        return f"{environment['rows']} rows of chats, {whose}, from `{recipe.data.prompts}` {scored}"
+    return f"{environment['rows']} answers of the target itself to `{recipe.data.prompts}` {scored}"
+
+
 def licence(recipe: Recipe) -> str | None:
-    """The licence that the target's own files name (hub's short form), or None where they name none."""
+    """The licence that the target's own files name (a hub's short form), or None where they name none."""
     place = locate(recipe.target.model)
     if place is None:
         try:
@@ -70,8 +103,8 @@ def licence(recipe: Recipe) -> str | None:
         field = GGUFReader(place).fields.get("general.license")
         return str(field.contents()) if field is not None else None
     page = place / "README.md" if place.is_dir() else place
-    head = page.read_text(encoding="utf-8").split("---")[1:2] if page.is_file() else []
-    said = yaml.safe_load(head[0]) if head else None
+    head = page.read_text(encoding="utf-8").split("---\n")[:2] if page.is_file() else []
+    said = yaml.safe_load(head[1]) if len(head) == 2 and not head[0].strip() else None
     return str(said["license"]) if isinstance(said, dict) and said.get("license") else None
 
 

@@ -11,8 +11,8 @@ from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder
 from draftsmith.specdec.models import load_model
 from draftsmith.specdec.places import locate, resolve
-from draftsmith.train.export.card import licence
-from draftsmith.train.export.conditions import Fit, fit, shared_positions
+from draftsmith.train.export.card import card, licence
+from draftsmith.train.export.conditions import Fit, fit, safe, shared_positions
 from draftsmith.train.export.gguf_file import write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, copied, vocabulary
 from draftsmith.train.export.serve import llama_cpp, write_script
@@ -39,10 +39,12 @@ def export(recipe: Recipe, force: bool = False) -> Path:
             )
         served = "target.gguf" if how.models == "both" else str(given.resolve()) if given is not None and given.is_file() else None
         write_script(folder, llama_cpp(served, recipe.train.k, shared_positions(pair.draft.config, pair.target)))
+        use, notes = "sh serve.sh" + ("" if served else " TARGET.gguf"), [*pair.notes, *words.notes]
+        (folder / "README.md").write_text(card(recipe, "; ".join(said), use, notes, "gguf"), encoding="utf-8")
+        safe(folder)
     print(f"exported {place}: " + "; ".join(said))
-    for note in (*pair.notes, *words.notes):
+    for note in (*notes, f"use it: {use}"):
         print(note)
-    print(f"serve it: sh {place / 'serve.sh'}" + ("" if served else " TARGET.gguf"))
     return place
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder
@@ -24,9 +24,18 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     return write_folder(recipe, force, "transformers")
 
 
-def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path, Path, Fit], list[str]] | None = None) -> Path:
-    """The folder runs/NAME/export/`name`; `finish` (folder being written, its name to be, the pair) puts an engine's own files into it
-    and says what it found."""
+class Served(NamedTuple):
+    """What an engine adds to the folder: how it is used, and what else to say."""
+
+    use: str
+    notes: list[str]
+
+
+ASSISTANT = "target.generate(**inputs, assistant_model=draft)          # transformers, batch 1"
+
+
+def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path, Path, Fit], Served] | None = None) -> Path:
+    """The folder runs/NAME/export/`name`; `finish` (folder being written, its name to be, the pair) puts an engine's own files into it."""
     place = free_place(recipe, force, name)
     pair = fit(recipe)
     with whole_folder(place, bytes_of(pair)) as beside:
@@ -36,15 +45,20 @@ def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path,
         for one in ("drafter.json", IDS):  # a head trimmed to some ids is written whole; our decoder alone reads which
             if (pair.source / one).is_file():
                 shutil.copyfile(pair.source / one, beside / one)
-        notes = [*pair.notes, *(finish(beside, place, pair) if finish else [])]
+        served = finish(beside, place, pair) if finish else Served(ASSISTANT, [])
         proof = _prove(beside, recipe.target.model, {"fingerprint": fingerprint(pair.draft), "tied": tied(pair.draft)})
-        (beside / "README.md").write_text(card(recipe, proof), encoding="utf-8")
+        said = (
+            f"reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} "
+            f"greedy answers of {proof['tokens']} tokens equal the target's own"
+        )
+        notes = [*pair.notes, *served.notes]
+        (beside / "README.md").write_text(card(recipe, said, served.use, notes), encoding="utf-8")
         safe(beside)
-    print(
-        f"exported {place}: reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
-    )
+    print(f"exported {place}: {said}")
     for note in notes:
         print(note)
+    if finish:
+        print(f"use it: {served.use}")
     return place
 
 

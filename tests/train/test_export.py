@@ -1,0 +1,282 @@
+"""What is exported is what was trained, fits its target, and is whole or not there; what an engine would choke on is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.specdec.places import quiet
+from draftsmith.train.export import EXPORTS, gguf, prove, prove_gguf, transformers_folder
+from draftsmith.train.export.conditions import fit
+from draftsmith.train.export.gguf_file import read_metadata, read_tensors
+from draftsmith.train.export.servers import splits
+from runs import environment, write_run
+from tiny import tiny, tiny_tokenizer
+
+ROWS = len(tiny_tokenizer())
+HERE = {
+    "prove": lambda *words: prove.prove(*words),
+    "prove_gguf": lambda *words: prove_gguf.prove(*words),
+}
+
+
+@pytest.fixture(autouse=True)
+def proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proofs run in this process, as json: a fresh one imports for seconds. That it is one is tested on its own."""
+    for module in (transformers_folder, gguf):
+        monkeypatch.setattr(module, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
+
+
+def a_run(place: Path, family: str = "llama", saved: bool = True, **changes: Any) -> Recipe:
+    """A run folder with one checkpoint, as training leaves it; `changes` are the draft's."""
+    recipe = load_recipe(write_run(place))
+    step = recipe.folder / "step-4"
+    draft = tiny(family, seed=3, **{"vocab_size": ROWS, "num_hidden_layers": 2, "max_position_embeddings": 2048, **changes})
+    with quiet():
+        draft.save_pretrained(step / "draft")
+    tiny_tokenizer().save_pretrained(step / "draft")
+    (step / "draft" / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}))
+    held_out = {"acceptance": 0.5, "agreement": 0.5, "scored": 9, "block_length": 1.5}
+    (step / "state.json").write_text(json.dumps({"step": 4, "held_out": held_out}))
+    (recipe.folder / "best.json").write_text(json.dumps({"checkpoint": "step-4"}))
+    said = {"versions": {"draftsmith": "0"}, "target_revision": "sha256:0", "draft": "layers", "trainable_parameters": 1, "rows": 1}
+    (recipe.folder / "environment.json").write_text(json.dumps({**said, "scored_tokens": 1, "held_out_rows": 1}))
+    return recipe
+
+
+def with_export(recipe: Recipe, **settings: Any) -> Recipe:
+    return recipe.model_copy(update={"export": recipe.export.model_copy(update=settings)})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_draft_goes_into_both_formats_whole(family: str, tied: bool, tmp_path: Path) -> None:
+    recipe = a_run(tmp_path, family, tie_word_embeddings=tied, eos_token_id=5, pad_token_id=6, bos_token_id=7)
+    place = EXPORTS["transformers"](recipe, False)
+    source = load_file(recipe.folder / "step-4" / "draft" / "model.safetensors")
+    written = load_file(place / "model.safetensors")
+    assert source.keys() == written.keys()
+    assert all(torch.equal(value, written[name]) for name, value in source.items())
+    assert ("lm_head.weight" in written) != tied
+    # The ends are the target's, whatever the draft's checkpoint said.
+    for name in ("config.json", "generation_config.json"):
+        said = json.loads((place / name).read_text())
+        assert (said["bos_token_id"], said["eos_token_id"], said["pad_token_id"]) == (1, 2, 2), name
+    file = EXPORTS["gguf"](with_export(recipe, quantization="f32", split="gpt-2"), False) / "draft.gguf"
+    names = dict(read_tensors(file))
+    assert len(names) == len(source)
+    assert torch.equal(names["token_embd.weight"].values, source["model.embed_tokens.weight"])
+    assert read_metadata(file)["tokenizer.ggml.eos_token_id"] == 2
+
+
+def test_what_does_not_fit_the_target_is_refused(tmp_path: Path) -> None:
+    # llama.cpp takes a vocabulary that is a prefix of the target's, and aborts at the first token beyond it.
+    with pytest.raises(ValueError, match=rf"the draft has {ROWS - 8} output rows .* and the target {ROWS}\."):
+        fit(a_run(tmp_path / "rows", vocab_size=ROWS - 8))
+    recipe = a_run(tmp_path / "ids")
+    tiny_tokenizer(swapped=(70, 71)).save_pretrained(recipe.folder / "step-4" / "draft")
+    with pytest.raises(ValueError, match="id 70 is"):
+        fit(recipe)
+    pickled = a_run(tmp_path / "pickle")
+    torch.save({}, pickled.folder / "step-4" / "draft" / "extra.bin")
+    with pytest.raises(ValueError, match=r"holds extra\.bin; .* pickles are never loaded"):
+        fit(pickled)
+    short = fit(a_run(tmp_path / "short", max_position_embeddings=64))
+    assert short.notes == ["the draft reads 64 positions, the target 2048: serve the pair with at most 64"]
+
+
+@pytest.mark.parametrize("format", ["transformers", "gguf"])
+def test_an_export_is_whole_or_not_there_and_replaced_only_if_forced(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = with_export(a_run(tmp_path), split="gpt-2", quantization="q8_0")
+    place = recipe.folder / "export" / ("transformers" if format == "transformers" else "gguf-q8_0")
+    which = "prove" if format == "transformers" else "prove_gguf"
+
+    def fails(*words: str) -> dict[str, Any]:
+        assert Path(words[0]).exists()  # it is written by then
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as broken:
+        broken.setitem(HERE, which, fails)
+        with pytest.raises(RuntimeError, match="killed"):
+            EXPORTS[format](recipe, False)
+    assert list(place.parent.iterdir()) == []
+    assert EXPORTS[format](recipe, False) == place
+    said = capsys.readouterr().out
+    assert f"exported {place}" in said
+    stale = place / "stale"
+    stale.touch()
+    with pytest.raises(FileExistsError, match="--force replaces it"):
+        EXPORTS[format](recipe, False)
+    assert stale.exists()
+    EXPORTS[format](recipe, True)
+    assert not stale.exists()
+
+
+def test_a_folder_with_a_key_too_many_or_too_few_is_not_proved(tmp_path: Path) -> None:
+    recipe = a_run(tmp_path)
+    place = EXPORTS["transformers"](recipe, False)
+    weights = load_file(place / "model.safetensors")
+    save_file({**weights, "model.extra": torch.zeros(1)}, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match=r"unexpected_keys.*model\.extra"):
+        prove.reload(str(place))
+    weights.pop("model.norm.weight")
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match=r"missing_keys.*model\.norm"):
+        prove.reload(str(place))
+
+
+def test_a_gguf_that_is_not_its_source_is_not_proved(tmp_path: Path) -> None:
+    recipe = a_run(tmp_path)
+    file = EXPORTS["gguf"](with_export(recipe, quantization="f32", split="gpt-2"), False) / "draft.gguf"
+    source, target = str(recipe.folder / "step-4" / "draft"), recipe.target.model
+    assert prove_gguf.prove(str(file), source, target, "f32")["largest"] == 0
+    with pytest.raises(SystemExit, match=r"is not what was to be written"):
+        prove_gguf.prove(str(file), source, target, "f16")
+    weights = load_file(Path(source) / "model.safetensors")
+    weights["model.layers.1.self_attn.q_proj.weight"][3] += 1
+    save_file(weights, Path(source) / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match=r"blk\.1\.attn_q\.weight is not what was to be written"):
+        prove_gguf.prove(str(file), source, target, "f32")
+    weights["model.layers.1.self_attn.q_proj.weight"][3] -= 1
+    deeper = a_run(tmp_path / "deeper", num_hidden_layers=3).folder / "step-4" / "draft"
+    save_file({**load_file(deeper / "model.safetensors"), **weights}, deeper / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SystemExit, match=r"lacks blk\.2"):
+        prove_gguf.prove(str(file), str(deeper), target, "f32")
+    save_file(weights, Path(source) / "model.safetensors", {"format": "pt"})
+    swapped = tmp_path / "swapped"
+    tiny_tokenizer(swapped=(70, 71)).save_pretrained(swapped)
+    (swapped / "config.json").write_text((Path(target) / "config.json").read_text())
+    with pytest.raises(SystemExit, match="writes 2 tokens otherwise"):
+        prove_gguf.prove(str(file), source, str(swapped), "f32")
+
+
+def test_both_models_of_a_pair_get_one_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = with_export(a_run(tmp_path), models="both", split="gpt-2", quantization="q8_0")
+    place = EXPORTS["gguf"](recipe, False)
+    said = capsys.readouterr().out
+    assert "target.gguf: 29 tensors, " not in said.replace(", 6 of them f16, for their rows are no whole blocks", "")
+    draft, target = (read_metadata(place / name) for name in ("draft.gguf", "target.gguf"))
+    assert {k: v for k, v in draft.items() if k.startswith("tokenizer")} == {
+        k: v for k, v in target.items() if k.startswith("tokenizer")
+    }
+    assert (draft["llama.block_count"], target["llama.block_count"]) == (2, 3)
+    script = (place / "serve.sh").read_text()
+    assert 'target="$here/target.gguf"' in script
+    assert "--spec-type draft-simple --spec-draft-n-max 4 -c 2048" in script
+    assert "was named, not found out" in said
+
+
+def test_a_target_that_is_a_gguf_gives_the_draft_its_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    first = EXPORTS["gguf"](with_export(a_run(tmp_path / "first"), models="both", split="gpt-2", quantization="f32"), False)
+    recipe = a_run(tmp_path / "second")
+    written = tmp_path / "second" / "small.yaml"
+    tree = json.loads(written.read_text())
+    tree["target"]["model"] = str(first / "target.gguf")
+    written.write_text(json.dumps(tree))
+    recipe = load_recipe(written)
+    place = EXPORTS["gguf"](recipe, False)  # no split is named: the file knows it
+    ours, theirs = read_metadata(place / "draft.gguf"), read_metadata(first / "target.gguf")
+    assert {k: v for k, v in ours.items() if k.startswith("tokenizer")} == {
+        k: v for k, v in theirs.items() if k.startswith("tokenizer")
+    }
+    assert f'target="{first / "target.gguf"}"' in (place / "serve.sh").read_text()
+    with pytest.raises(ValueError, match=r"models: both, but the target is a \.gguf already"):
+        EXPORTS["gguf"](with_export(recipe, models="both"), True)
+
+
+def test_a_server_gets_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = a_run(tmp_path, max_position_embeddings=64)
+    place = EXPORTS["vllm"](recipe, False)
+    asked = json.loads((place / "speculative-config.json").read_text())
+    assert asked == {
+        "method": "draft_model",
+        "model": str(place.resolve()),
+        "num_speculative_tokens": 4,
+        "draft_tensor_parallel_size": 1,
+    }
+    # The script is run with a `vllm` and a `python` that print what they are given, from a folder that was moved.
+    moved = place.rename(tmp_path / "moved here")
+    (tmp_path / "bin").mkdir()
+    for name in ("vllm", "python"):
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {**environment(), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+
+    def run(folder: Path) -> list[str]:
+        done = subprocess.run(
+            ["sh", str(folder / "serve.sh"), "--port", "1"], capture_output=True, text=True, env=env, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    words = run(moved)
+    target = str((tmp_path / "target").resolve())
+    assert words[:8] == ["serve", target, "--dtype", "float32", "--tensor-parallel-size", "1", "--max-model-len", "64"]
+    assert json.loads(words[9]) == {**asked, "model": str(moved)}
+    assert words[-2:] == ["--port", "1"]
+    words = run(EXPORTS["sglang"](recipe, False))
+    assert words[:4] == ["-m", "sglang.launch_server", "--model-path", target]
+    said = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (said["--speculative-algorithm"], said["--speculative-num-steps"], said["--speculative-num-draft-tokens"]) == (
+        "STANDALONE",
+        "4",
+        "5",
+    )
+    assert Path(said["--speculative-draft-model-path"]) == (recipe.folder / "export" / "sglang").resolve()
+    assert said["--context-length"] == "64"
+    EXPORTS["openvino"](recipe, False)
+    assert f"--model {recipe.folder / 'export' / 'openvino'} " in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no stand-alone draft .* --format vllm"):
+        EXPORTS["speculators"](recipe, False)
+
+
+def test_a_split_over_gpus_is_checked_on_both(tmp_path: Path) -> None:
+    # The target has 4 heads and 2 for keys and values, 48 MLP channels.
+    recipe = a_run(tmp_path, num_attention_heads=3, num_key_value_heads=3, head_dim=8)
+    config = fit(recipe).draft.config
+    assert splits(config, 1) == ""
+    assert splits(config, 2) == "3 attention heads do not divide by 2"
+    place = EXPORTS["vllm"](with_export(recipe, tensor_parallel=2), False)
+    assert json.loads((place / "speculative-config.json").read_text())["draft_tensor_parallel_size"] == 1
+    assert "--tensor-parallel-size 2" in (place / "serve.sh").read_text()
+    with pytest.raises(ValueError, match="the draft cannot be split over 2 GPUs: 3 attention heads"):
+        EXPORTS["sglang"](with_export(recipe, tensor_parallel=2), False)
+    with pytest.raises(ValueError, match=r"the target cannot be split over 3 GPUs: 4 attention heads"):
+        EXPORTS["vllm"](with_export(recipe, tensor_parallel=3), True)
+
+
+def test_a_draft_too_large_for_the_targets_dtype_is_refused(tmp_path: Path) -> None:
+    recipe = a_run(tmp_path)
+    with quiet():
+        AutoModelForCausalLM.from_pretrained(recipe.target.model).half().save_pretrained(recipe.target.model)
+    weights = recipe.folder / "step-4" / "draft" / "model.safetensors"
+    large = load_file(weights)
+    assert "--dtype float16" in (EXPORTS["vllm"](recipe, False) / "serve.sh").read_text()
+    large["model.layers.0.mlp.up_proj.weight"][0, 0] = 70000.0
+    save_file(large, weights, {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"the target's float16, and the draft's model\.layers\.0\.mlp\.up_proj\.weight holds 7e\+04"
+    ):
+        EXPORTS["vllm"](recipe, True)
+
+
+def test_the_proof_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    recipe = with_export(a_run(tmp_path), quantization="q8_0", split="gpt-2")
+    place = EXPORTS["gguf"](recipe, False)
+    assert (place / "draft.gguf").is_file()
+    with pytest.raises(RuntimeError, match="does not load in a fresh process; nothing was exported"):
+        transformers_folder.in_a_fresh_process(
+            "prove_gguf", str(place / "draft.gguf"), str(tmp_path / "none"), recipe.target.model, "q8_0"
+        )
