@@ -70,6 +70,12 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an export that is there")
 
 
+def _push_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="what `draftsmith export` wrote, such as runs/NAME/export/transformers")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="where to; it is made where there is none")
+    parser.add_argument("--public", action="store_true", help="for all to see, if it is made now")
+
+
 def _generate_options(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, argparse.SUPPRESS  # what is not said keeps the default of `show.Asked`
     add("prompt", help="the text to answer; - reads stdin")
@@ -161,6 +167,12 @@ def _export(recipe: Recipe, chosen: argparse.Namespace) -> None:
     pick(EXPORTS, chosen.format or recipe.export.format, "the format of an export")(recipe, chosen.force)
 
 
+def _push(recipe: None, chosen: argparse.Namespace) -> None:
+    from draftsmith.train.export.push import push
+
+    print(f"pushed {chosen.folder}: {push(chosen.folder, chosen.repository, chosen.public)}")
+
+
 def _run(recipe: Recipe, chosen: argparse.Namespace) -> None:
     started = time.monotonic()
     from draftsmith.recipes import read_prompts
@@ -195,6 +207,7 @@ COMMANDS = {
     "train": Command(_train, "train the draft of a recipe"),
     "eval": Command(_eval, "measure the candidates of a recipe beside plain decoding"),
     "export": Command(_export, "write the best draft for the engine that will serve it", _export_options),
+    "push": Command(_push, "put an exported draft on a model hub", _push_options, False),
     "validate": Command(_validate, "check a recipe and print it with every default filled in"),
     "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
     "compat": Command(

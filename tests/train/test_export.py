@@ -7,14 +7,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from draftsmith.cli import main
 from draftsmith.recipes import Recipe, load_recipe
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export import EXPORTS, gguf, prove, prove_gguf, transformers_folder
+from draftsmith.train.export import push as push_module
+from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from draftsmith.train.export.gguf_file import read_metadata, read_tensors
 from draftsmith.train.export.servers import splits
@@ -29,7 +35,7 @@ HERE = {
 
 
 @pytest.fixture(autouse=True)
-def proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def _proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proofs run in this process, as json: a fresh one imports for seconds. That it is one is tested on its own."""
     for module in (transformers_folder, gguf):
         monkeypatch.setattr(module, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
@@ -280,3 +286,57 @@ def test_the_proof_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         transformers_folder.in_a_fresh_process(
             "prove_gguf", str(place / "draft.gguf"), str(tmp_path / "none"), recipe.target.model, "q8_0"
         )
+
+
+def test_the_card_is_one_that_a_hub_reads(tmp_path: Path) -> None:
+    recipe = a_run(tmp_path, max_position_embeddings=64)
+    (tmp_path / "target" / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: en\n---\n# A model\n")
+    page = (EXPORTS["transformers"](recipe, False) / "README.md").read_text()
+    head = ModelCard(page).data
+    assert (head.license, head.library_name, head.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
+    assert head.base_model is None  # a folder is nothing that a hub could link to
+    assert "the target's licence (apache-2.0) applies" in page
+    assert "the draft reads 64 positions, the target 2048" in page.split("## Limits")[1]
+    assert "learning_rate: 0.001" in page.split("## The recipe")[1]
+    assert "2 of 2 greedy answers of 24 tokens equal" in page
+    elsewhere = recipe.model_copy(update={"target": recipe.target.model_copy(update={"model": "some/model"})})
+    assert ModelCard(card(elsewhere, "", "", [])).data.base_model == "some/model"
+    (tmp_path / "target" / "README.md").unlink()
+    file = EXPORTS["gguf"](with_export(recipe, split="gpt-2"), False)
+    page = (file / "README.md").read_text()
+    assert ModelCard(page).data.license is None
+    assert "which its files do not name, applies" in page
+    assert ModelCard(page).data.library_name == "gguf"
+    assert "was named, not found out" in page
+
+
+class Hub:
+    """What `push` calls of HfApi."""
+
+    calls: list[tuple[Any, ...]] = []  # noqa: RUF012
+
+    def create_repo(self, repo: str, private: bool, exist_ok: bool) -> None:
+        if repo == "no/token":
+            raise HfHubHTTPError("401 Unauthorized\nmore", response=httpx.Response(401, request=httpx.Request("POST", "https://x")))
+        self.calls.append(("create", repo, private, exist_ok))
+
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> str:
+        self.calls.append(("upload", repo_id, sorted(one.name for one in Path(folder_path).iterdir())))
+        return f"hub/{repo_id}"
+
+
+def test_push_uploads_what_was_exported_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(push_module, "HfApi", Hub)
+    place = EXPORTS["gguf"](with_export(a_run(tmp_path), split="gpt-2"), False)
+    assert main(["push", str(place), "me/draft"]) == 0
+    assert "hub/me/draft" in capsys.readouterr().out
+    assert Hub.calls == [("create", "me/draft", True, True), ("upload", "me/draft", ["README.md", "draft.gguf", "serve.sh"])]
+    assert main(["push", str(place), "no/token"]) == 2
+    assert "401 Unauthorized. A token comes from" in capsys.readouterr().err
+    (place / "optimizer.pt").touch()
+    with pytest.raises(ValueError, match=r"holds optimizer\.pt"):
+        push_module.push(place, "me/draft")
+    with pytest.raises(ValueError, match="is no exported draft"):
+        push_module.push(tmp_path, "me/draft")

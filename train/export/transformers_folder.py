@@ -47,14 +47,17 @@ def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path,
                 shutil.copyfile(pair.source / one, beside / one)
         served = finish(beside, place, pair) if finish else Served(ASSISTANT, [])
         proof = _prove(beside, recipe.target.model, {"fingerprint": fingerprint(pair.draft), "tied": tied(pair.draft)})
+        answers = f"{proof['equal']} of {proof['compared']} greedy answers"
         said = (
-            f"reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} "
-            f"greedy answers of {proof['tokens']} tokens equal the target's own"
+            f"reloaded in a fresh process, logits equal bit for bit; {answers} of {proof['tokens']} tokens equal the target's own with this draft "
+            "as `assistant_model`"
         )
         notes = [*pair.notes, *served.notes]
         (beside / "README.md").write_text(card(recipe, said, served.use, notes), encoding="utf-8")
         safe(beside)
-    print(f"exported {place}: {said}")
+    print(
+        f"exported {place}: reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {answers} equal the target's own"
+    )
     for note in notes:
         print(note)
     if finish:
