@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.cli import main
 from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export import EXPORTS, gguf, prove, prove_gguf, transformers_folder
 from draftsmith.train.export import push as push_module
@@ -166,7 +167,9 @@ def test_a_gguf_that_is_not_its_source_is_not_proved(tmp_path: Path) -> None:
         prove_gguf.prove(str(file), source, str(swapped), "f32")
 
 
-def test_both_models_of_a_pair_get_one_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_models_of_a_pair_get_one_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = with_export(a_run(tmp_path), models="both", split="gpt-2", quantization="q8_0")
     place = EXPORTS["gguf"](recipe, False)
     said = capsys.readouterr().out
@@ -180,6 +183,11 @@ def test_both_models_of_a_pair_get_one_tokenizer(tmp_path: Path, capsys: pytest.
     assert 'target="$here/target.gguf"' in script
     assert "--spec-type draft-simple --spec-draft-n-max 4 -c 2048" in script
     assert "was named, not found out" in said
+    # What the quantisation costs is measured like any draft: eval's candidates are loaded so.
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    loaded, tokenizer = load(recipe.target.model)
+    drafter = load_drafter(place / "draft.gguf", loaded, tokenizer)
+    assert 0 < (drafter.model.lm_head.weight - fit(recipe).draft.lm_head.weight).abs().max() < 0.1  # type: ignore[attr-defined]
 
 
 def test_a_target_that_is_a_gguf_gives_the_draft_its_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
