@@ -19,7 +19,7 @@ from draftsmith.specdec.tokens import BYTE
 from draftsmith.train.export.gguf_file import write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, copied, vocabulary
 from draftsmith.train.export.in_llama_cpp import beside
-from tiny import noisy, tiny, tiny_tokenizer
+from tiny import noisy, plain_greedy, tiny, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 ROWS = len(TOKENIZER) + 4
@@ -59,7 +59,7 @@ def model(family: str, **changes: Any) -> PreTrainedModel:
         ("qwen3", {"rope_parameters": YARN}),
         ("olmo2", {}),
         ("olmo2", {"tie_word_embeddings": True}),
-        ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0, 1], "num_hidden_layers": 5, "layer_types": ["full_attention"] * 5}),
     ],
 )
 def test_a_family_gives_transformers_own_logits(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -119,7 +119,11 @@ def speculate(
         "--ignore-eos",
     ]
     command += ["-c", 256, "-t", 1, "-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off", "--color", "off"]
-    return subprocess.run([*map(str, command)], capture_output=True, timeout=600)
+    for _ in range(30):  # a thread of its own writes its log, of which the end is lost where the program ends first
+        done = subprocess.run([*map(str, command)], capture_output=True, timeout=600)
+        if done.returncode or re.search(rb"n_accept *=", done.stderr + done.stdout):
+            break
+    return done
 
 
 def counted(done: subprocess.CompletedProcess[bytes], what: str) -> int:
@@ -130,25 +134,31 @@ def counted(done: subprocess.CompletedProcess[bytes], what: str) -> int:
     return int(found[1])
 
 
+def expected(target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int]) -> tuple[int, int]:
+    """(drafted, accepted) of greedy speculation as that program counts it: it drafts from the first call on, no more than the tokens
+    that are left (K again where none is), and stops behind them. From plain argmaxes; in our decoder the first token comes before any draft."""
+    text, drafted, accepted = list(prompt), 0, 0
+    while (made := len(text) - len(prompt)) <= TOKENS:
+        room = min(K, TOKENS - made - 1) if made < TOKENS - 1 else K
+        guess, truth = plain_greedy(draft, text, room), plain_greedy(target, text, room + 1)
+        hits = next((i for i in range(room) if guess[i] != truth[i]), room)
+        drafted, accepted = drafted + room, accepted + hits
+        text += truth[: hits + 1]
+    return drafted, accepted
+
+
 @pytest.mark.parametrize("sigma", [0.0, 0.15])
-def test_a_pair_speculates_as_in_our_decoder(sigma: float, tmp_path: Path) -> None:
+def test_a_pair_accepts_what_it_must_and_writes_the_targets_text(sigma: float, tmp_path: Path) -> None:
     target = model("llama")
     draft = noisy(target, sigma) if sigma else target
     done = speculate(tmp_path, target, draft, WORDS)
     prompt = TOKENIZER(PROMPT_TEXT).input_ids
+    drafted, accepted = expected(target, draft, prompt)
+    assert (counted(done, "n_drafted"), counted(done, "n_accept")) == (drafted, accepted)
+    assert accepted == drafted > 30 if not sigma else 0 < accepted < drafted
     ours = generate(target, [prompt], ModelDrafter(draft), k=K, max_new_tokens=TOKENS)
-    drafted, accepted = (sum(one) for one in zip(*ours.rounds[0], strict=True))
-    # The last call may draft less here or there, for each counts its own way what is left of the tokens.
-    assert abs(counted(done, "n_drafted") - drafted) <= K
-    assert abs(counted(done, "n_accept") - accepted) <= K
-    if not sigma:
-        assert counted(done, "n_accept") == counted(done, "n_drafted") > 30
-    else:
-        assert 0 < accepted < drafted
     written = "".join(TOKENIZER.convert_ids_to_tokens(ours.tokens[0]))
-    text = bytes(BYTE[letter] for letter in written) if all(letter in BYTE for letter in written) else b""
-    assert text
-    assert text[:40] in done.stdout
+    assert bytes(BYTE[letter] for letter in written) in done.stdout
 
 
 def test_a_pair_that_differs_in_one_token_is_not_taken(tmp_path: Path) -> None:
