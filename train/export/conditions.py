@@ -13,7 +13,6 @@ from draftsmith.specdec.cache import positions
 from draftsmith.specdec.drafters.trimmed import FILE as IDS
 from draftsmith.specdec.models import compatible, load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet, resolve
-from draftsmith.train.run import same_run
 
 
 class Fit(NamedTuple):
@@ -28,7 +27,6 @@ class Fit(NamedTuple):
 
 def fit(recipe: Recipe) -> Fit:
     """The draft to be exported; ValueError where an engine would refuse it, abort, or accept nothing of it."""
-    same_run(recipe)
     source = runs.find_draft(recipe.folder, "best")
     safe(source)
     with quiet():

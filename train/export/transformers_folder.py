@@ -17,6 +17,7 @@ from draftsmith.specdec.places import quiet
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import Fit, fit, safe
 from draftsmith.train.export.prove import fingerprint, tied
+from draftsmith.train.run import same_run
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
@@ -66,6 +67,7 @@ def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path,
 
 
 def free_place(recipe: Recipe, force: bool, name: str) -> Path:
+    same_run(recipe)
     place = recipe.folder / "export" / name
     if place.exists() and not force:
         raise FileExistsError(f"{place} exists; --force replaces it")
