@@ -264,6 +264,10 @@ def test_a_split_over_gpus_is_checked_on_both(tmp_path: Path) -> None:
     config = fit(recipe).draft.config
     assert splits(config, 1) == ""
     assert splits(config, 2) == "1 attention heads do not divide by 2"
+    shape = {"num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 48}
+    assert splits(SimpleNamespace(**shape), 6) == ""  # each key-value head is copied once
+    assert splits(SimpleNamespace(**shape), 4) == "3 key-value heads do not divide by 4, nor 4 by them"
+    assert splits(SimpleNamespace(**{**shape, "intermediate_size": 50}), 3) == "50 MLP channels do not divide by 3"
     place = EXPORTS["vllm"](with_export(recipe, tensor_parallel=2), False)
     assert json.loads((place / "speculative-config.json").read_text())["draft_tensor_parallel_size"] == 1
     assert "--tensor-parallel-size 2" in (place / "serve.sh").read_text()

@@ -36,16 +36,15 @@ def beside(path: Path, model: PreTrainedModel, tokenizer: Any, prompt: list[int]
     special = [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.all_special_ids[:2]]
     texts = [*TEXTS, f"{special[0]}user\nwhy?{special[-1]}\n"]
     same = sum(engine.tokenize(one.encode(), add_bos=True, special=True) == list(tokenizer(one).input_ids) for one in texts)
-    ids, equal, largest = list(prompt), 0, 0.0
+    ids = list(prompt)
     engine.eval(prompt)
-    for step in range(tokens):
-        with torch.no_grad():
-            ours = model(input_ids=torch.tensor([ids])).logits[0].float()
-        theirs = torch.from_numpy(np.array(engine.scores[: len(ids)]))
-        largest = max(largest, float((ours - theirs).abs().max()))
-        equal += int(ours[-1].argmax()) == int(theirs[-1].argmax())
-        ids.append(int(ours[-1].argmax()))
-        if step + 1 < tokens:
-            engine.eval(ids[-1:])
+    while len(ids) < len(prompt) + tokens:
+        ids.append(int(np.argmax(engine.scores[len(ids) - 1])))
+        engine.eval(ids[-1:])
+    with torch.no_grad():  # one call: its greedy text is llama.cpp's as far as each next token is
+        ours = model(input_ids=torch.tensor([ids])).logits[0].float()
+    theirs = torch.from_numpy(np.array(engine.scores[: len(ids)]))
+    largest = float((ours - theirs).abs().max())
+    equal = int((ours[len(prompt) - 1 : -1].argmax(-1) == torch.tensor(ids[len(prompt) :])).sum())
     engine.close()
     return Beside(same, len(texts), equal, tokens, largest)
