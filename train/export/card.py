@@ -58,7 +58,7 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 ## The recipe
 
 ```yaml
-{recipe.dump()}```
+{yaml.safe_dump(recipe.model_dump(mode="json", exclude={"runs", "export"}), sort_keys=False, allow_unicode=True)}```
 
 ## Licence
 
