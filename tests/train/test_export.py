@@ -42,7 +42,7 @@ def _proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
 
 
-def a_run(place: Path, family: str = "llama", saved: bool = True, **changes: Any) -> Recipe:
+def a_run(place: Path, family: str = "llama", **changes: Any) -> Recipe:
     """A run folder with one checkpoint, as training leaves it; `changes` are the draft's."""
     recipe = load_recipe(write_run(place))
     step = recipe.folder / "step-4"
