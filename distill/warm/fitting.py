@@ -16,7 +16,7 @@ from draftsmith.distill.warm.least_squares import Sums
 JUDGES = 1024  # held-out positions: every fourth chooses, and the others say what was chosen is worth
 TO_NOTHING = (1e-6, 1e-4, 1e-3, 1e-2)  # strengths of the ridge, of the mean squared feature: where it pulls the map to 0,
 TO_START = (1e-2, 1e-1, 1.0)  # and where it pulls it to what it was
-CHUNK = 256  # positions whose logits exist at one time
+CHUNK = 64  # positions whose logits exist at one time
 
 
 class Fit(NamedTuple):
