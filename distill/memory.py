@@ -139,7 +139,9 @@ class _Step:
         self.draft.train()
         self.head: Any = self.draft.head if self.cut else Head(made)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
-        self.asked, self.bf16, self.target = asked, bf16, target
+        ids = None if asked.ids is None else torch.arange(len(asked.ids))  # which ids they are changes no size
+        self.asked, self.bf16, self.target = asked._replace(ids=ids), bf16, target
+        self.frozen = self.head if ids is None or self.learned else self.head.over(ids)
         self.width = target.get_output_embeddings().weight.shape[1]
         self.support = torch.arange(support) if support else None
         self.narrow = None if self.support is None else self.head.over(self.support)
@@ -156,9 +158,14 @@ class _Step:
     def loss(self, hidden: Tensor, signal: Dense) -> Tensor:
         hidden = hidden.to(signal.hidden.dtype)
         said = torch.zeros(len(hidden), dtype=torch.long)
-        taught = signal if self.support is None else signal.within(self.support)
-        total = scored_loss(hidden, self.narrow or self.head, taught, self.asked, self.learned, said)
-        judged(hidden, self.head, signal, self.asked, JUDGED)
+        head, learned = (
+            (self.frozen, self.learned) if self.asked.ids is None or not self.learned else self.head.rows_of(self.asked.ids)
+        )
+        if self.narrow is None or self.support is None:
+            total = scored_loss(hidden, head, signal, self.asked, learned, said)
+        else:
+            total = scored_loss(hidden, self.narrow, signal.within(self.support), self.asked._replace(ids=None), (), said)
+        judged(hidden, head, signal, self.asked, JUDGED)
         return total
 
 
