@@ -78,10 +78,13 @@ class _Closed(BaseModel):
         return value
 
 
-def _once(layers: list[int]) -> list[int]:
-    if len(set(layers)) < len(layers):
-        raise ValueError("each layer at most once")
-    return layers
+def _once(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError("each at most once")
+    return values
+
+
+_one_or_list = Discriminator(lambda value: "list" if isinstance(value, list) else "name")
 
 
 class Target(_Closed):
@@ -115,12 +118,19 @@ class SamplingSettings(_Closed):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+Files = Annotated[
+    Annotated[list[str], Field(min_length=1), AfterValidator(_once), Tag("list")] | Annotated[str, Tag("name")], _one_or_list
+]
+
+
 class Data(_Closed):
     """Training prompts, and the target's own answers to them."""
 
     prompts: str
-    answers: str | None = Field(
-        None, description="answers made earlier by `draftsmith prepare`; otherwise they are made in the run folder"
+    answers: Files | None = Field(
+        None,
+        description="answers made earlier by `draftsmith prepare`, in one file or several (of other seeds, temperatures or prompts); "
+        "otherwise they are made in the run folder",
     )
     max_new_tokens: Positive = 192
     batch_size: Positive = Field(24, description="prompts answered together")
@@ -143,7 +153,9 @@ class Data(_Closed):
         0, description="records of a file (or a folder of files) in memory at a time, for train.steps steps; 0 reads all of them"
     )
     rows: Annotated[int, Field(ge=0)] = Field(0, description="answers to train on, drawn by the seed; 0 takes all")
-    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="share of the rows kept for held-out acceptance")
+    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05, description="share of the prompts kept for held-out acceptance, with all answers"
+    )
 
     @model_validator(mode="after")
     def _told(self) -> Data:
@@ -158,6 +170,10 @@ class Data(_Closed):
             raise ValueError(f"rows of up to max_length ({self.max_length}) tokens do not fit sequences of pack ({self.pack})")
         return self
 
+    @property
+    def answer_files(self) -> list[str]:
+        return [self.answers] if isinstance(self.answers, str) else self.answers or []
+
 
 def _named(layers: str) -> str:
     if not re.fullmatch(r"(first|spread|ends|auto)(:[1-9][0-9]*)?", layers):
@@ -168,7 +184,7 @@ def _named(layers: str) -> str:
 Layers = Annotated[
     Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_once), Tag("list")]
     | Annotated[str, AfterValidator(_named), Tag("name")],
-    Discriminator(lambda value: "name" if isinstance(value, str) else "list"),
+    _one_or_list,
 ]
 WHICH = "which of the target's layers, counted from 0: a list, first:4, spread:4, ends:4, or auto:4 (ranked by held-out acceptance)"
 

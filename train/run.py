@@ -49,9 +49,9 @@ def same_run(recipe: Recipe) -> None:
 
 def run_training(recipe: Recipe) -> Path:
     """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
-    if recipe.data.answers is not None or recipe.data.format == "messages":
-        find(recipe.data.answers or recipe.data.prompts)
-    else:
+    for name in recipe.data.answer_files or [recipe.data.prompts]:
+        find(name)
+    if recipe.data.answers is None and recipe.data.format == "prompts":
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)

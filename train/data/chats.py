@@ -49,6 +49,12 @@ def of_answers(answers: Iterable[dict[str, Any]]) -> list[Chat]:
     return list(chats.values())
 
 
+def asked(chat: Chat) -> tuple[str, ...]:
+    """What was said to the assistant in a chat: the prompt, whatever was answered to it and however it is called."""
+    messages = chat["turns"][-1]["messages"] if "turns" in chat else chat["messages"]
+    return tuple(json.dumps([one["role"], one["content"]]) for one in messages if one["role"] != "assistant")
+
+
 def read_chats(path: Path) -> list[Chat]:
     """Chats of a JSONL or parquet file, each record with `messages` of role and content (OpenAI's form); all broken ones are named."""
     if path.suffix == ".parquet":
