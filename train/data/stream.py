@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.data.chats import Made
+from draftsmith.train.data.chats import Made, asked, chat_of
 from draftsmith.train.data.plan import Plan
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -111,8 +111,9 @@ class Stream:
         return load_dataset(self._kind, data_files=files, split="train", streaming=True)
 
     def _is_held(self, record: Record) -> bool:
-        # What several records of one chat share, so that a prompt is never on both sides.
-        told = record.get("prompt") or record.get("messages") or record
+        # What several records of one prompt share, so that it is never on both sides.
+        chat = chat_of(record, "")
+        told = record.get("prompt") or (record if isinstance(chat, str) else asked(chat))
         said = json.dumps(told, sort_keys=True, default=str).encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=7).digest(), "big") < self._share * (1 << 56)
 
