@@ -14,7 +14,7 @@ from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.served.at_once import Unanswered
 from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling, generate
-from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids, shell
+from draftsmith.specdec.models import chat_ids, ends_of, eos_ids, output_rows, real_ids, shell
 from draftsmith.specdec.places import resolve
 
 Chat = list[dict[str, str]]
@@ -67,11 +67,10 @@ def ends(name: str, tokenizer: Any) -> list[int]:
     folder = resolve(name)
     config = AutoConfig.from_pretrained(folder)
     try:
-        more = GenerationConfig.from_pretrained(folder).eos_token_id
+        settings = GenerationConfig.from_pretrained(folder)
     except OSError:
-        more = GenerationConfig.from_model_config(config).eos_token_id
-    ids = {tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])} - {None}
-    return sorted(one for one in ids if one < config.get_text_config().vocab_size)
+        settings = GenerationConfig.from_model_config(config)
+    return ends_of(tokenizer, settings, config.get_text_config().vocab_size)
 
 
 def _seeds(prompts: list[list[int]], seed: int) -> list[int]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Example, Plan, micro_batches
 from draftsmith.train.loop import evaluate, train
 from draftsmith.train.on_policy import Mixture, Schedule, Write, check_teacher, prompts_of, writer
+from runs import launched
 from tiny import tiny
 
 OFF: list[Example] = [([3 + i, 9, 11, *range(20, 26 + i % 5)], 2 + i % 2) for i in range(12)]
@@ -223,12 +221,9 @@ with launched("no") as accelerator:
 leave(0)
 """
     )
-    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     said = {}
     for processes in (1, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-        assert done.returncode == 0, done.stderr
+        launched(processes, script)
         said[processes] = [json.loads((tmp_path / f"{processes}-{rank}.json").read_text()) for rank in range(processes)]
         assert [one[0] for one in said[processes]] == [processes] * processes
     (_, rows, figures), *both = said[1][0], *said[2]
