@@ -86,6 +86,7 @@ def _dry_run(
         hidden = step.forward(batch, where)
         activations, highest, live.peak, now = live.now - now, max(highest, live.peak), live.now, live.now
         total = step.loss(hidden, Dense(said, Head(model)))
+        del hidden, said  # as `DistillDraft.loss` forgets them
         logits, highest = live.peak - now, max(highest, live.peak)
         total.backward()
         # The update holds a denominator beside each weight: of one weight at a time on a CPU, of all of them on a GPU.
@@ -143,6 +144,7 @@ class _Step:
         self.width = target.get_output_embeddings().weight.shape[1]
         self.support = torch.arange(support) if support else None
         self.narrow = None if self.support is None else self.head.over(self.support)
+        self.theirs = self.narrow if self.cut or self.support is None else Head(target).over(self.support)
 
     def forward(self, batch: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
         kind = batch.device.type
@@ -156,7 +158,7 @@ class _Step:
     def loss(self, hidden: Tensor, signal: Dense) -> Tensor:
         hidden = hidden.to(signal.hidden.dtype)
         said = torch.zeros(len(hidden), dtype=torch.long)
-        taught = signal if self.support is None else signal.within(self.support)
+        taught = signal if self.support is None else signal.within(self.support, self.theirs)
         total = scored_loss(hidden, self.narrow or self.head, taught, self.asked, self.learned, said)
         judged(hidden, self.head, signal, self.asked, JUDGED)
         return total

@@ -100,7 +100,7 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float]) -> 
 )
 def test_a_real_step_takes_what_was_predicted(family: str, whole: bool, support: int, weights: dict[str, float]) -> None:
     real, said = taken(family, whole, support, weights)
-    assert said == pytest.approx(real, rel=0.02)
+    assert said == pytest.approx(real, rel=0.005)
 
 
 def test_a_prediction_leaves_the_config_that_it_reads_as_it_was() -> None:
