@@ -91,7 +91,9 @@ class DistillDraft:
 
     def loss(self, batch: Batch) -> Loss:
         signal = self.teacher.signal(batch)  # first: what the target's forward takes is given back before the draft's is kept
-        hidden = self.trainable(*self.draft.inputs(batch))
+        # Autocast is over here, and accelerate makes float32 of what comes out of it. The head reads what its weights are in; the losses
+        # are computed in float32 whatever that is.
+        hidden = self.trainable(*self.draft.inputs(batch)).to(self.draft.head.linear.weight.dtype)
         narrow = self._narrow if self.trainable.training else None
         (head, learned), asked, taught = self._head(), self.asked, signal
         total_head = head

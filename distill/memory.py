@@ -138,6 +138,8 @@ class _Step:
         made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
         self.draft: Any = made
         self.draft.train()
+        if bf16:  # as train.start.in_float32
+            self.draft.float()
         self.head: Any = self.draft.head if self.cut else Head(made)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
         self.asked, self.bf16, self.target = asked, bf16, target

@@ -100,10 +100,12 @@ class MappedHead(nn.Module):
 def speaking(draft: Any) -> PreTrainedModel:
     """A draft in training as a model that writes.
 
-    A `CutDraft` shares its weights with it, so it speaks as they are at each call, and nothing is copied. Any other draft, and one
-    whose forward is wrapped (compiled, or with hooks, which would run the whole target), gives `draft.whole()`.
+    A `CutDraft` shares its weights with it, so it speaks as they are at each call, and nothing is copied. Any other draft, one
+    whose forward is wrapped (compiled, or with hooks, which would run the whole target), and one that is trained in another dtype
+    than the embedding and head that it shares gives `draft.whole()`.
     """
-    if type(draft) is not CutDraft or any("forward" in vars(one) for one in (draft.target, draft.body)):
+    wrapped = type(draft) is CutDraft and any("forward" in vars(one) for one in (draft.target, draft.body))
+    if type(draft) is not CutDraft or wrapped or draft.map.weight.dtype != draft.target.dtype:
         with torch.random.fork_rng():  # building a model draws random weights; the run must not see that
             return draft.whole()
     model, body = shell(draft.target), shell(draft.body)

@@ -83,7 +83,7 @@ class CutDraft(nn.Module):
         if own.weight is not embedding.weight:
             own.load_state_dict(self.head.linear.state_dict())
             if not plain:
-                own.weight.copy_(self.head.linear.weight @ self.map.weight)
+                own.weight.copy_(self.head.linear.weight.to(self.map.weight.dtype) @ self.map.weight)
         return model
 
 
