@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.making.drafts import CutDraft
+from draftsmith.distill.making.drafts import CutDraft, in_float32
 from draftsmith.distill.signal import Dense
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
@@ -138,8 +138,8 @@ class _Step:
         made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
         self.draft: Any = made
         self.draft.train()
-        if bf16:  # as train.start.in_float32
-            self.draft.float()
+        if bf16:
+            in_float32(self.draft)
         self.head: Any = self.draft.head if self.cut else Head(made)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
         self.asked, self.bf16, self.target = asked, bf16, target

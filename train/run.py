@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from draftsmith.distill import Batch, DistillDraft, LiveTeacher, collate
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
+from draftsmith.distill.making.drafts import in_float32
 from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
@@ -30,7 +31,7 @@ from draftsmith.train.loop import train
 from draftsmith.train.on_policy import check_launch, mixed
 from draftsmith.train.record import Log, banner, environment
 from draftsmith.train.rows import ordered
-from draftsmith.train.start import bytes_on_disk, in_float32, make, start, support, trim, what_a_step_takes
+from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 

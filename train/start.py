@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft, collate
 from draftsmith.distill.making.make import Made, make_draft
@@ -96,13 +96,6 @@ def _bridged(
         return [], "a draft with a head of its own reads no stream of the target's size"
     why = cannot_bridge(draft)
     return ([], why) if why else (bridge(draft, batches, held_out), None)
-
-
-def in_float32(draft: nn.Module) -> None:
-    """What is trained, in float32, where autocast runs it in less: the step of an optimizer is often less than a bfloat16 can change by."""
-    for one in draft.parameters():
-        if one.requires_grad:
-            one.data = one.data.float()
 
 
 def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accelerator: Accelerator) -> Memory | str:

@@ -126,6 +126,13 @@ class WholeDraft(nn.Module):
         return model
 
 
+def in_float32(draft: nn.Module) -> None:
+    """What is trained, in float32, where autocast runs it in less: the step of an optimizer is often less than a bfloat16 can change by."""
+    for one in draft.parameters():
+        if one.requires_grad:
+            one.data = one.data.float()
+
+
 def _without_frozen(draft: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     for name in draft._frozen:
         state.pop(prefix + name, None)

@@ -13,11 +13,11 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from draftsmith.distill import LOSSES, CutDraft, DistillDraft, WholeDraft, collate
+from draftsmith.distill.making.drafts import in_float32
 from draftsmith.distill.making.lora import with_lora
 from draftsmith.distill.rollout import speaking, write_rows
 from draftsmith.recipes import runs
 from draftsmith.specdec import Sampling
-from draftsmith.train.start import in_float32
 from runs import inside, write_run
 from tiny import tiny
 
