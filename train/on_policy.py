@@ -131,7 +131,6 @@ def mixed(
     own, data = recipe.train.on_policy, recipe.data
     if own is None:
         return None
-    check_teacher(recipe.train.teacher)
     longest, ends = data.max_length - own.max_new_tokens, eos_ids(target, tokenizer)
     prompts, left_out = prompts_of(rows, longest)
     if accelerator.is_main_process:
@@ -154,9 +153,3 @@ def check_launch(accelerator: Accelerator) -> None:
             f"train.on_policy asked with {how}, which leaves each process a part of the draft's weights: it could write no rows. "
             "Launch with --multi_gpu or with ZeRO stage 2 at most, or leave train.on_policy out"
         )
-
-
-def check_teacher(teacher: str) -> None:
-    """A stored teacher holds what the target said of the rows of the data, and of no others."""
-    if teacher == "stored":
-        raise ValueError("teacher: stored cannot score the rows that the draft writes (on_policy); take teacher: live or states")

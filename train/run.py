@@ -10,7 +10,8 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-from draftsmith.distill import Batch, DistillDraft, LiveTeacher, collate
+from draftsmith.distill import Batch, DistillDraft, LiveTeacher
+from draftsmith.distill.batch import in_batches
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
 from draftsmith.distill.making.drafts import in_float32
@@ -137,7 +138,7 @@ def _seen(recipe: Recipe, target: Any, tokenizer: Any, name: str, accelerator: A
         rows, plan = ordered(recipe, target, tokenizer, name, size)
     if data.pack:
         check_packing(target, data.max_length)
-    held_out = [collate(rows.held_out[at : at + 8]).to(accelerator.device) for at in range(0, len(rows.held_out), 8)]
+    held_out = [*in_batches(rows.held_out, accelerator.device)]
     return Seen(rows, plan, held_out, size, -(-size // here))
 
 
