@@ -137,9 +137,14 @@ def real_ids(target: Any, tokenizer: Any) -> int:
 
 def eos_ids(target: Any, tokenizer: Any) -> list[int]:
     """The ids that end a text: the tokenizer's EOS and those of the target's generation_config (the end of a turn, say)."""
-    more = getattr(getattr(target, "generation_config", None), "eos_token_id", None)
+    return ends_of(tokenizer, getattr(target, "generation_config", None), output_rows(target))
+
+
+def ends_of(tokenizer: Any, settings: Any, rows: int) -> list[int]:
+    """The same of a target that is not loaded, whose generation settings and head's rows are known."""
+    more = getattr(settings, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])} - {None}
-    return sorted(one for one in ids if one < output_rows(target))
+    return sorted(one for one in ids if one < rows)
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:

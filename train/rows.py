@@ -9,7 +9,8 @@ from draftsmith.recipes import Recipe, read_prompts
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import CheckpointDraft
 from draftsmith.specdec.models import eos_ids
-from draftsmith.train.data.chats import Chat, Form, fingerprint, of_answers, read_chats, reader
+from draftsmith.train.data.all_rows import fingerprint
+from draftsmith.train.data.chats import Chat, Form, of_answers, read_chats, reader
 from draftsmith.train.data.plan import Order, Plan, Rows, to_rows
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.data.stream import BUILDERS, Stream

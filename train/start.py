@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft, collate
+from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft
+from draftsmith.distill.batch import in_batches
 from draftsmith.distill.making.make import Made, make_draft
 from draftsmith.distill.making.vocabulary import Trim, always_said, frequent
 from draftsmith.distill.memory import Memory, predict
@@ -32,7 +33,7 @@ def make(
     written = recipe.folder / "start" / "layers.json"
     if written.is_file():
         settings["layers"] = json.loads(written.read_text(encoding="utf-8"))["layers"]
-    batches = (collate(rows.train[at : at + 8]).to(accelerator.device) for at in range(0, len(rows.train), 8))
+    batches = in_batches(rows.train, accelerator.device)
     say: Any = print if accelerator.is_main_process else lambda line: None
     made = make_draft(
         recipe.draft.kind, target, teacher, tokenizer=tokenizer, real=real_ids(target, tokenizer), batches=batches, held_out=held_out, say=say,
@@ -74,7 +75,7 @@ def start(
         if tokens >= made.warm_start_tokens:
             break
     progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
-    batches = [collate(some[at : at + 8]).to(accelerator.device) for at in range(0, len(some), 8)]
+    batches = [*in_batches(some, accelerator.device)]
     bridges, why = _bridged(objective.draft, made.bridge, batches, held_out)
     fit = ridge(objective.draft, teacher, batches, held_out)
     crossed = f"{len(bridges)} blocks before a gap refitted, " if bridges else ""

@@ -10,7 +10,8 @@ import pytest
 
 from draftsmith.distill.batch import Example
 from draftsmith.specdec.models import chat_ids
-from draftsmith.train.data.chats import Form, all_made, fingerprint, made, of_answers, read_chats, split
+from draftsmith.train.data.all_rows import all_made, fingerprint
+from draftsmith.train.data.chats import Form, made, of_answers, read_chats, split
 from draftsmith.train.data.plan import to_rows
 from tiny import tiny_tokenizer
 

@@ -28,7 +28,7 @@ class Stream:
     `read` makes the rows of a record. `block` records are held at a time and go through a `Plan` of their own, the last step
     of which may be smaller. Every process reads all records and takes its share of each step, so the steps are the same for
     any number of processes. `held_out` is the share of records, told apart by what they say, that no step gives out.
-    `of` is what the rows hang on besides the files (`chats.fingerprint`).
+    `of` is what the rows hang on besides the files (`all_rows.fingerprint`).
     """
 
     def __init__(
