@@ -15,19 +15,25 @@ TABLE = Path(__file__).with_name("devices.yaml")
 
 
 class Dtype(NamedTuple):
-    """Bytes of a weight and of a number in the cache; in which format products are computed, best first."""
+    """Bytes of a weight in a block, of one outside (quantised checkpoints leave embedding, head and norms as they were), of a number
+    in the cache; in which format products are computed, best first."""
 
     weight: float
+    outer: float
     cached: float
     computes: tuple[str, ...]
 
+    def bytes(self, outer: float, blocks: float) -> float:
+        """Of so many parameters outside and inside blocks."""
+        return outer * self.outer + blocks * self.weight
+
 
 DTYPES = {
-    "fp32": Dtype(4, 4, ("fp32",)),
-    "bf16": Dtype(2, 2, ("bf16", "fp16", "fp32")),
-    "fp16": Dtype(2, 2, ("fp16", "bf16", "fp32")),
-    "fp8": Dtype(1, 2, ("fp8", "bf16", "fp16", "fp32")),
-    "int4": Dtype(0.5625, 2, ("bf16", "fp16", "fp32")),  # 4 bits and a 16-bit scale for every 32 weights
+    "fp32": Dtype(4, 4, 4, ("fp32",)),
+    "bf16": Dtype(2, 2, 2, ("bf16", "fp16", "fp32")),
+    "fp16": Dtype(2, 2, 2, ("fp16", "bf16", "fp32")),
+    "fp8": Dtype(1, 2, 2, ("fp8", "bf16", "fp16", "fp32")),
+    "int4": Dtype(0.5625, 2, 2, ("bf16", "fp16", "fp32")),  # 4 bits and a 16-bit scale for every 32 weights
 }
 WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 

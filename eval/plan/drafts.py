@@ -13,7 +13,7 @@ class Draft(NamedTuple):
 
     name: str
     size: Size | None
-    weights: int  # parameters that must be in memory beside the target's
+    own: tuple[int, int]  # parameters that must be in memory beside the target's: outside blocks, and in them
     trained: int  # parameters that a training run changes
     share: float | None = None
 
@@ -24,27 +24,27 @@ def draft_named(name: str, target: Size, vocabulary: int | None = None) -> Draft
     if kind in ("ngram", "cost") and vocabulary is not None:
         raise ValueError(f"{name} has no head that a draft vocabulary of {vocabulary} could trim")
     if name == "ngram":
-        return Draft(name, None, 0, 0)
+        return Draft(name, None, (0, 0), 0)
     if kind == "cost":
-        return Draft(name, None, 0, 0, _number(name, value, float, "cost:0.05, a share of the target's call"))
+        return Draft(name, None, (0, 0), 0, _number(name, value, float, "cost:0.05, a share of the target's call"))
     if kind in ("exit", "layers"):
         size = first(target, int(_number(name, value, int, f"{kind}:4, a number of the target's layers")), name)
         square = size.width**2  # between its last state and the target's head
         trained = square + size.rest + (size.layers if kind == "layers" else 0)
-        own = square + size.rest if kind == "exit" else size.parameters
     else:
         size = size_of(read_config(name), name)
-        trained = own = size.parameters
+        trained = size.parameters
     if vocabulary is not None:
         size = trimmed(size, vocabulary)
-        # A tied head is cut out as rows of their own; another model's own head is replaced, and so is one trained with it.
-        own = size.parameters if kind != "exit" else own + size.head
+    own = (size.parameters - size.layers, size.layers)
+    if kind == "exit":  # it shares all the rest with the target
+        own = (square + size.rest + (0 if vocabulary is None else size.head), 0)
     return Draft(name, size, own, trained)
 
 
 def notes(draft: Draft, target: Size, context: int) -> list[str]:
     """What speaks against the pair before any arithmetic."""
-    said = []
+    said: list[str] = []
     size = draft.size
     if size is None or size.blocks[0] is target.blocks[0]:
         return said

@@ -39,7 +39,7 @@ def serving(pair: Pair, batch: int, context: int, k: int) -> Room:
     laws = batch * (2 * k + 1) * size.vocabulary * 4.0
     stream = PREFILL * max(sum(one.kept) for one in size.blocks) * pair.dtype.cached
     return Room(
-        pair.device.system_gb * 1e9, size.parameters * pair.dtype.weight, draft.weights * pair.draft_dtype.weight,
+        pair.device.system_gb * 1e9, pair.dtype.bytes(size.parameters - size.layers, size.layers), pair.draft_dtype.bytes(*draft.own),
         batch * size.cache(context + k + 1) * pair.dtype.cached, own_cache, laws + stream, pair.device.memory_gb * 1e9,
     )  # fmt: skip
 

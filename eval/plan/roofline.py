@@ -51,7 +51,7 @@ class Costs(NamedTuple):
 
 def moved(size: Size, dtype: Dtype, tokens: int, batch: int, context: int) -> float:
     """Bytes that one call on `tokens` new tokens of each of `batch` sequences reads: weights once, every cache once."""
-    return size.touched(tokens * batch) * dtype.weight + batch * size.cache(context) * dtype.cached
+    return dtype.bytes(size.outer, size.touched(tokens * batch)) + batch * size.cache(context) * dtype.cached
 
 
 def work(size: Size, tokens: int, batch: int, context: int) -> float:

@@ -69,7 +69,7 @@ def plan(asked: Asked) -> dict[str, Any]:
         "notes": notes(pair.draft, pair.target, context) + _notes(pair.target, asked.batch, context),
         "target": _model(pair.target, pair, context),
         "draft": {
-            "name": pair.draft.name, "own_parameters": pair.draft.weights, "trained": pair.draft.trained,
+            "name": pair.draft.name, "own_parameters": sum(pair.draft.own), "trained": pair.draft.trained,
             **({} if pair.draft.size is None else _model(pair.draft.size, pair, context, draft=True)),
         },
         "serving": room._asdict() | {"k": k, "total": room.total},
@@ -134,7 +134,7 @@ def _model(size: Size, pair: Pair, context: int, draft: bool = False) -> dict[st
     return {
         "name": size.name, "parameters": size.parameters, "embedding": size.embedding, "head": size.head, "layers": size.layers, "rest": size.rest,
         "experts": sum(one.experts for one in size.blocks), "blocks": len(size.blocks), "vocabulary": size.vocabulary, "width": size.width,
-        "bytes": size.parameters * dtype.weight, "cache_per_token": size.cache(context) * dtype.cached / context,
+        "bytes": dtype.bytes(size.parameters - size.layers, size.layers), "cache_per_token": size.cache(context) * dtype.cached / context,
         "read_per_call": moved(size, dtype, 1, 1, 0), "positions": size.positions,
     }  # fmt: skip
 

@@ -1,5 +1,4 @@
-"""What a model is made of, from its config alone: the model itself is built on torch's meta device, where weights have shapes and no
-numbers, so nothing is counted by a formula that the next architecture would break."""
+"""What a model is made of, from its config alone: it is built on torch's meta device, where weights have shapes and no numbers."""
 
 from __future__ import annotations
 
@@ -65,18 +64,14 @@ class Size(NamedTuple):
         return (self.head or self.embedding) + self.rest
 
     def touched(self, tokens: int) -> float:
-        """Parameters that a call of `tokens` tokens reads: of the experts the share that random routing is expected to hit."""
-        reads = float(self.outer)
-        for one in self.blocks:
-            reads += one.dense
-            if one.experts:
-                reads += one.experts * (1 - (1 - one.used / one.of) ** tokens)
-        return reads
+        """Parameters of blocks that a call of `tokens` tokens reads: of experts the share that random routing is expected to hit."""
+        hit = sum(one.experts * (1 - (1 - one.used / one.of) ** tokens) for one in self.blocks if one.experts)
+        return hit + sum(one.dense for one in self.blocks)
 
     @property
     def active(self) -> float:
         """Parameters that one token is multiplied with."""
-        return self.touched(1)
+        return self.outer + self.touched(1)
 
     def cache(self, context: int) -> int:
         """Numbers that the cache of one sequence of `context` tokens holds."""

@@ -39,7 +39,7 @@ def training(pair: Pair, processes: int, tokens: int) -> list[Held]:
         return []
     frozen = draft.trained < draft.size.layers  # an exit's trunk: nothing of it is kept for a backward
     largest = 0 if frozen else max(one.dense + one.experts for one in draft.size.blocks)
-    found = []
+    found, stays = [], pair.dtype.bytes(size.embedding + size.head, 0)
     for scheme, held in SCHEMES.items():
         for half in (False, True):
             stream, products = (0 if frozen else sum(one.kept[at] for one in draft.size.blocks) for at in (0, 1))
@@ -49,12 +49,10 @@ def training(pair: Pair, processes: int, tokens: int) -> list[Held]:
             number = 1 if scheme == "one process" else processes
             states = held(draft.trained, largest, number, half)
             for teacher in ("live", "stored"):
-                whole = size.parameters if teacher == "live" else size.embedding + size.head
+                whole = pair.dtype.bytes(size.parameters - size.layers, size.layers) if teacher == "live" else stays
                 passing = tokens * max(sum(one.kept) for one in size.blocks) * pair.dtype.cached if teacher == "live" else 0
                 # The teacher's forward is over before the draft's begins.
-                found.append(
-                    Held(scheme, "bf16" if half else "fp32", teacher, whole * pair.dtype.weight, states, max(kept, passing), logits)
-                )
+                found.append(Held(scheme, "bf16" if half else "fp32", teacher, whole, states, max(kept, passing), logits))
     return found
 
 

@@ -21,9 +21,12 @@ def verdict(found: dict[str, Any]) -> str:
     what = f"at acceptance {alpha} and context {context}"
     least = found["needed"][batch][1.0]
     if ours["speed_up"] <= 1:
+        later = [low for low, _ in ours["pays"][context] if batch < low <= found["most_batch"][context]]
+        needs = [*([] if least is None else [f"an acceptance of {least:.2f}"]), *(f"a batch of {low}" for low in later[:1])]
+        would = f"it would need {' or '.join(needs)}." if needs else "no acceptance would do."
+        slower = 1 / ours["speed_up"]
         return (
-            f"Do not speculate {what}: the best block takes {1 / ours['speed_up']:.2f} times as long as plain decoding at batch {batch}; "
-            + (f"it would need an acceptance of {least:.2f}." if least is not None else "no acceptance would do.")
+            f"Do not speculate {what}: the best block takes {slower:.2f} times as long as plain decoding at batch {batch}; {would}"
         )
     gain = f"{ours['speed_up']:.2f}x with k = {ours['k']} at batch {batch}"
     if ours["speed_up"] < CLEAR:

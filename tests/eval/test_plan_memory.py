@@ -65,6 +65,14 @@ def test_the_largest_batch_and_context_are_the_last_that_fit() -> None:
     assert most_batch(Pair(**{**vars(one), "device": full}), 1, 1) == 0
 
 
+def test_quantised_weights_are_those_of_the_blocks() -> None:
+    one = pair("layers:2", dtype="int4")
+    size = one.target
+    room = serving(one, 1, 100, 4)
+    assert room.target == size.layers * 0.5625 + (size.parameters - size.layers) * 2
+    assert room.draft == size.layers / 3 * 0.5625 + (size.parameters - size.layers) * 2
+
+
 def rows(one: Pair, processes: int = 4, tokens: int = 1024) -> dict[tuple[str, str, str], Held]:
     return {held[:3]: held for held in training(one, processes, tokens)}  # type: ignore[misc]
 
@@ -108,7 +116,7 @@ def test_one_process_against_the_step_itself(family: type, bf16: bool) -> None:
     target, own = (family(**WIDE, num_hidden_layers=layers, tie_word_embeddings=True) for layers in (3, 2))
     step = predict(target, own, 2, 128, 256, Asked({"forward_kl": 1.0}), bf16=bf16)
     sizes = size_of(target, "t"), size_of(own, "d")
-    draft = Draft("d", sizes[1], sizes[1].parameters, sizes[1].parameters)
+    draft = Draft("d", sizes[1], (0, 0), sizes[1].parameters)
     one = Pair(sizes[0], draft, DTYPES["fp32"], DTYPES["fp32"], device_named("cpu"), engine_named("served"))
     held = rows(one, tokens=256)["one process", "bf16" if bf16 else "fp32", "live"]
     assert held.target == step.target

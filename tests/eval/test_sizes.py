@@ -36,7 +36,7 @@ SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 MORE = {
     "llama, tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
     "llama, biases": lambda: LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=8, sliding_window=512),
+    "gemma3": lambda: Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=512),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
 }
 EVERY: dict[str, Any] = FAMILIES | MORE
@@ -148,9 +148,9 @@ def test_experts_are_read_as_far_as_tokens_hit_them() -> None:
     size = size_of(MORE["mixtral"](), "m")
     experts = sum(one.experts for one in size.blocks)
     dense = size.parameters - size.embedding - experts
-    assert size.touched(1) == pytest.approx(dense + experts * 2 / 4)
-    assert size.touched(2) == pytest.approx(dense + experts * 3 / 4)  # a half, and a half of what was left
-    assert size.touched(200) == pytest.approx(dense + experts)
+    assert size.active == pytest.approx(dense + experts * 2 / 4)
+    assert size.outer + size.touched(2) == pytest.approx(dense + experts * 3 / 4)  # a half, and a half of what was left
+    assert size.outer + size.touched(200) == pytest.approx(dense + experts)
 
 
 def test_windows_bound_the_cache() -> None:
@@ -169,7 +169,8 @@ def test_latent_attention_keeps_its_latent() -> None:
     )  # fmt: skip
     size = size_of(config, "m")
     assert size.cache(5) == 3 * 5 * (8 + 4)
-    assert [bool(one.experts) for one in size.blocks] == [False, True, True]
+    routed = 4 * 3 * 32 * 16  # the shared expert beside them is every token's, so it is none of them
+    assert [one.experts for one in size.blocks] == [0, routed, routed]
 
 
 def test_first_layers_are_what_a_cut_makes() -> None:
@@ -179,8 +180,8 @@ def test_first_layers_are_what_a_cut_makes() -> None:
         made = cut(target, list(range(layers)))
         assert first(size, layers, "d").parameters == sum(one.numel() for one in made.parameters())
         draft = draft_named(f"layers:{layers}", size)
-        assert draft.weights == first(size, layers, "d").parameters
-    assert draft_named("exit:2", size).weights == size.width**2 + size.rest  # it shares all the rest with the target
+        assert sum(draft.own) == first(size, layers, "d").parameters
+    assert draft_named("exit:2", size).own == (size.width**2 + size.rest, 0)  # it shares all the rest with the target
     with pytest.raises(ValueError, match=r"exit:4: target has layers 1\.\.3"):
         draft_named("exit:4", size)
 
@@ -191,7 +192,7 @@ def test_a_trimmed_head() -> None:
     assert trimmed(tied, 20).parameters == tied.parameters + 20 * 32  # its embedding stays whole, so the rows are cut out beside it
     assert trimmed(own, 20).parameters == own.parameters - 41 * 32
     assert trimmed(own, 20).active == own.active - 41 * 32
-    assert draft_named("exit:1", own, 20).weights == 32**2 + 32 + 20 * 32
+    assert draft_named("exit:1", own, 20).own == (32**2 + 32 + 20 * 32, 0)
     with pytest.raises(ValueError, match="a draft vocabulary of 62 asked; the head of m has 61 rows"):
         trimmed(own, 62)
     with pytest.raises(ValueError, match="ngram has no head that a draft vocabulary of 20 could trim"):
