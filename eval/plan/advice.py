@@ -51,13 +51,15 @@ def needed(costs: Costs, goal: float, ks: Sequence[int]) -> float | None:
     return high
 
 
-def pays(pair: Pair, alpha: Alpha, context: int, ks: Sequence[int], largest: int = LARGEST) -> list[tuple[int, int]]:
-    """The batches from 1 to `largest` with a speed-up above 1, as ranges that hold both their ends. With experts there may be two."""
+def pays(pair: Pair, alpha: Alpha, context: int, ks: Sequence[int], at: int = 1) -> list[tuple[int, int]]:
+    """The batches from 1 to LARGEST, or `at`, with a speed-up above 1, as ranges that hold both their ends; `at` is looked at for certain.
+    With experts there may be two."""
 
     def gains(batch: int) -> bool:
         return best(costs(pair, batch, context, max(ks)), alpha, ks).speed_up > 1
 
-    grid = sorted({1, 2, 3, largest, *(round(2 ** (step / 2)) for step in range(4, 40) if 2 ** (step / 2) < largest)})
+    largest = max(LARGEST, at)
+    grid = sorted({1, 2, 3, at, largest, *(round(2 ** (step / 2)) for step in range(4, 40) if 2 ** (step / 2) < largest)})
     known = {batch: gains(batch) for batch in grid}
     ranges: list[tuple[int, int]] = []
     start = 1

@@ -87,7 +87,7 @@ def plan(asked: Asked) -> dict[str, Any]:
         "by_alpha": [
             {
                 "alpha": alpha, **best(now, alpha, ks)._asdict(),
-                "pays": {one: pays(pair, alpha, one, ks) for one in contexts},
+                "pays": {one: pays(pair, alpha, one, ks, asked.batch) for one in contexts},
             }
             for alpha in alphas
         ],
@@ -96,7 +96,7 @@ def plan(asked: Asked) -> dict[str, Any]:
             for batch in sorted({*BATCHES, asked.batch})
         },
         "training": [one._asdict() | {"total": one.total} for one in training(pair, asked.processes, asked.tokens)],
-        "largest_batch": LARGEST,
+        "largest_batch": max(LARGEST, asked.batch),
     }  # fmt: skip
     found["verdict"] = verdict(found)
     return found

@@ -88,13 +88,9 @@ def test_speedup(load: Any) -> None:
     assert found["low"] < narrow["low"] < narrow["high"] < found["high"]
     two = load("speedup").compute(**{name: some[:2] for name, some in columns.items()})
     assert (two["low"], two["prompts"]) == (None, 2)
+    slow = [1.0 + i for i in range(10)]
     same = load("speedup").compute(
-        **{
-            **columns,
-            "baseline_seconds": [2.0 * m.new_tokens for m in ours],
-            "seconds": columns["new_tokens"],
-            "baseline_new_tokens": columns["new_tokens"],
-        }
+        new_tokens=[9.0] * 10, seconds=slow, baseline_new_tokens=[9.0] * 10, baseline_seconds=[2 * one for one in slow]
     )
     assert (
         same["low"] == same["high"] == same["speedup"] == pytest.approx(2.0)

@@ -103,6 +103,15 @@ def test_one_k_and_an_acceptance_by_position(target: str) -> None:
     assert parse_alpha("0.8,0.5") == (0.8, 0.5)
 
 
+def test_a_context_is_one_that_the_target_serves(tmp_path: Path) -> None:
+    LlamaConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=2048
+    ).save_pretrained(tmp_path)
+    found = of(str(tmp_path))
+    assert found["asked"]["context"] == 2048
+    assert list(found["speed_up"]) == [512, 2048]
+
+
 def test_a_trimmed_head_and_fewer_bits_make_a_step_cheaper(target: str) -> None:
     whole, cut, small = (of(target, **one) for one in ({}, {"draft_vocabulary": 16384}, {"draft_dtype": "int4"}))
     assert cut["times"]["step"] < whole["times"]["step"]

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from draftsmith.eval.plan.advice import best, needed, pays, speed_up, tokens_per_call
 from draftsmith.eval.plan.devices import DTYPES, Device, Efficiency, device_named, devices, engine_named
 from draftsmith.eval.plan.drafts import Draft, draft_named
-from draftsmith.eval.plan.roofline import Costs, Pair, costs, seconds
+from draftsmith.eval.plan.roofline import Costs, Pair, costs, moved, seconds, work
 from draftsmith.eval.plan.sizes import Block, Size, size_of, trimmed
 
 LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -81,7 +81,7 @@ SPARK = {("8B", "fp8"): 20.5, ("8B", "int4"): 38.65, ("70B", "fp8"): 2.7}  # tok
 
 
 def test_plain_decoding_on_a_dgx_spark() -> None:
-    """Its bandwidth was fitted on these; an 8B in FP8 is said to be 13 % faster than it was."""
+    """Its bandwidth was fitted on these."""
     large = {
         "vocab_size": 128256,
         "hidden_size": 8192,
@@ -99,7 +99,7 @@ def test_plain_decoding_on_a_dgx_spark() -> None:
             device_named("dgx-spark"),
             engine_named("served"),
         )
-        assert 1 / costs(one, 1, 2048).plain == pytest.approx(published, rel=0.15), (name, dtype)
+        assert 1 / costs(one, 1, 2048).plain == pytest.approx(published, rel=0.11), (name, dtype)
 
 
 TABLE = {  # maths: a 7B in bf16 with 128 KB of cache a token on an H200 at half its FLOP/s, acceptance .75, c = .05
@@ -135,6 +135,15 @@ def test_without_attention_the_table_is_met_to_its_last_digit() -> None:
             assert abs(found - published) < 0.0051, (context, batch)
 
 
+def test_what_a_call_reads_and_computes_by_hand() -> None:
+    block = Block(1000, 0, 0, 0, 20, 50, 4 * 16, (0, 0))
+    size = Size("m", 300, 0, 7, (block, block._replace(window=None)), 30, 10, None, None)
+    # Three sequences of 100 tokens, two new ones each: one layer sees 50 of them, the other all.
+    assert moved(size, DTYPES["bf16"], 2, 3, 100) == 2 * (300 + 7 + 2 * 1000) + 3 * 2 * 20 * (50 + 100)
+    assert moved(size, DTYPES["int4"], 2, 3, 100) == 2 * (300 + 7) + 0.5625 * 2 * 1000 + 3 * 2 * 20 * (50 + 100)
+    assert work(size, 2, 3, 100) == 2 * 3 * (2 * (300 + 7 + 2 * 1000) + 4 * 16 * (50 + 100))
+
+
 def test_where_speculation_stops_paying() -> None:
     pair = ideal_7b()
     (short,) = pays(pair, (0.75,), 512, range(1, 13))
@@ -144,6 +153,7 @@ def test_where_speculation_stops_paying() -> None:
         assert (best(costs(pair, batch, 512), (0.75,), range(1, 13)).speed_up > 1) is wanted
     assert pays(pair, (0.75,), 32768, range(1, 13)) == [(1, 1024)]
     assert pays(pair, (0.01,), 32768, range(1, 13)) == []
+    assert pays(pair, (0.75,), 32768, range(1, 13), at=5000) == [(1, 5000)]
 
 
 def test_with_experts_it_may_pay_at_one_and_again_at_many() -> None:
