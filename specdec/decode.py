@@ -94,8 +94,8 @@ class _Run:
         self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None), drafter is not None)
         if drafter is not None:
             self.refuse_the_pair()
-            if hasattr(self.drafter, "share"):
-                self.lm = self.drafter.share(self.lm)
+            if share := getattr(drafter, "share", None):
+                self.lm = share(self.lm)
         self.prefill(prompts, clock)
 
     def refuse_the_pair(self) -> None:

@@ -76,7 +76,7 @@ def halves(target: PreTrainedModel, view: PreTrainedModel, layer: int) -> tuple[
 
 
 def _with_layers(model: PreTrainedModel, name: str, layers: list[nn.Module], config: Any) -> PreTrainedModel:
-    whole, body = shell(model), shell(model.base_model)
+    whole, body = shell(model), shell(getattr(model, model.base_model_prefix))
     whole.config = body.config = config
     setattr(body, name, nn.ModuleList(layers))
     setattr(whole, model.base_model_prefix, body)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.cache_layers import new_cache
 from draftsmith.specdec.halves import halves
+from draftsmith.specdec.models import output_rows
 
 CLOSE = 1e-4  # of the largest logit; the halves are tried on blocks of the whole model's shapes, so only rounding may differ
 
@@ -135,7 +136,8 @@ def cannot_split(target: PreTrainedModel, view: PreTrainedModel, layer: int) -> 
     """Why the two halves are not the whole, found out by trying a prefill and a block behind it; None where they are."""
     try:
         whole, parts = CachedLM(target, 1), SplitLM(target, view, layer, 1)
-        for ids in torch.arange(min(7, whole.max_positions or 7), device=target.device)[None].split(4, dim=1):
+        some = torch.arange(min(7, whole.max_positions or 7), device=target.device) % output_rows(target)
+        for ids in some[None].split(4, dim=1):
             wanted, found = whole.extend(ids, None)[0].float(), parts.extend(ids, None)[0].float()
             error, scale = (float(one.abs().max()) for one in (found - wanted, wanted))
             if not error <= max(CLOSE, 4 * torch.finfo(target.dtype).eps) * scale:

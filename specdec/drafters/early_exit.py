@@ -94,7 +94,8 @@ class EarlyExitDrafter(ModelDrafter):
         return [*kept, *super().notes()]
 
     def _reader(self, ids: Tensor, valid: Tensor) -> Any:
-        split, self._split = self._split and self._split(), None
+        split = self._split() if self._split is not None else None
+        self._split = None
         if split is not None and split.lengths.tolist() == valid.sum(-1).tolist():  # else it is not of this batch
             return ReadsAhead(weakref.proxy(split))
         return super()._reader(ids, valid)
