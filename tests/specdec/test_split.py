@@ -110,13 +110,13 @@ def test_reading_ahead_and_taking_it_up_gives_the_whole_models_logits(view: str,
         exists[chance.randrange(rows)] = True
         steps = chance.choice([0, 1, width, width + 2])
         ahead = torch.tensor([[chance.randrange(61) for _ in range(steps)] for _ in range(rows)]).reshape(rows, steps)
-        for b in range(rows):
-            agree = chance.choice([0, min(1, steps), min(steps, width)])
-            ahead[b, :agree] = asked[b, :agree]
-        reads = torch.tensor([chance.choice([0, steps, steps]) for _ in range(rows)])
+        begins = [chance.choice([0, 0, 0, 1, steps]) for _ in range(rows)]
+        for b, begin in enumerate(begins):
+            agree = max(0, min(steps - begin, width, chance.choice([0, 1, 9])))
+            ahead[b, begin : begin + agree] = asked[b, :agree]
         for step in range(steps):
-            there = None if bool((reads == steps).all()) else reads > step
-            parts.draft(ahead[:, step : step + 1], there if there is None else there[:, None], keep=1)
+            there = torch.tensor([[begin <= step] for begin in begins])
+            parts.draft(ahead[:, step : step + 1], None if max(begins) == 0 else there, keep=1)
         fed = feeding(parts.lower, monkeypatch)
         found, _ = parts.extend(asked, None if bool(exists.all()) else exists)
         wanted, _ = whole.extend(asked, exists)
