@@ -60,10 +60,18 @@ def cost(asked: argparse.Namespace) -> dict[str, Any]:
     ms = medians(steps, asked.turns)
     rows = {}
     for layer in asked.exits:
-        mine = {name: ms[f"exit {layer}, {name}"] for name in ("draft step", "draft step, own cache", "round", "round, own cache")}
-        share = layer / count * ms["target step"] + ms["head"]
-        rows[layer] = {**mine, "share of a target step, and the head": share, "ratio": mine["draft step"] / share,
-                       "round / round of two caches": mine["round"] / mine["round, own cache"]}  # fmt: skip
+        mine = {
+            name: ms[f"exit {layer}, {name}"]
+            for name in ("draft step", "draft step, own cache", "plain step", "round", "round, own cache")
+        }
+        share = layer / count * (ms["target step"] - ms["head"]) + ms["head"]
+        rows[layer] = {
+            **mine,
+            "share of the layers, and the head": share,
+            "draft step / share": mine["draft step"] / share,
+            "plain step / target step": mine["plain step"] / ms["target step"],
+            "round / round, own cache": mine["round"] / mine["round, own cache"],
+        }
     found = {
         "how": {
             "target": asked.target, "prepared": not asked.as_loaded, "prompt": prompt.shape[1], "k": K, "turns": asked.turns, "threads": 1,
@@ -91,6 +99,13 @@ def exit_steps(target: Any, layer: int, prompt: torch.Tensor) -> dict[str, Step]
         parts.forget([1])
         return took
 
+    def plain() -> float:
+        start = time.perf_counter()
+        parts.extend(one, None)
+        took = time.perf_counter() - start
+        parts.forget([1])
+        return took
+
     def shared() -> float:
         start = time.perf_counter()
         for _ in range(K):
@@ -112,6 +127,7 @@ def exit_steps(target: Any, layer: int, prompt: torch.Tensor) -> dict[str, Step]
 
     return {
         "draft step": draft,
+        "plain step": plain,
         "draft step, own cache": reading(CachedLM(view, 1), prompt, 1),
         "round": shared,
         "round, own cache": apart,
@@ -135,7 +151,7 @@ def reading(lm: CachedLM, prompt: torch.Tensor, width: int) -> Step:
 
 def head(target: Any) -> Step:
     """The final norm and the head, for one token."""
-    state = torch.randn(1, 1, target.config.hidden_size)
+    state = torch.randn(1, 1, target.config.get_text_config().hidden_size)
     norm, out = final_norm(target)[1], target.get_output_embeddings()
 
     @torch.inference_mode()
