@@ -95,7 +95,11 @@ class _Run:
         if drafter is not None:
             self.refuse_the_pair()
             if share := getattr(drafter, "share", None):
+                began = time.perf_counter()
                 self.lm = share(self.lm)
+                clock += (
+                    time.perf_counter() - began
+                )  # what it tries, once a drafter, is no part of a prefill that a pace may learn from
         self.prefill(prompts, clock)
 
     def refuse_the_pair(self) -> None:
