@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftsmith.specdec.drafters.exit_heads import BlockExit, ExitHead, LoraExit, is_exit_head
 from draftsmith.specdec.drafters.model import ModelDrafter
-from draftsmith.specdec.models import blocks, output_rows, shell
+from draftsmith.specdec.models import blocks, final_norm, output_rows, shell
 
 
-def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None) -> PreTrainedModel:
+def exit_view(
+    target: PreTrainedModel, layer: int, norm: nn.Module | None = None, head: nn.Module | None = None
+) -> PreTrainedModel:
     """A shallow copy of `target` that stops after `layer` layers (1..L): every module is shared, none is copied or changed.
 
-    `head` replaces the output head; the target's final norm stays before it.
+    `norm` takes the place of the final norm and `head` that of the output head; what is not given is the target's own.
     """
     name, layers = blocks(target)
     body = getattr(target, target.base_model_prefix)
@@ -32,15 +36,37 @@ def exit_view(target: PreTrainedModel, layer: int, head: nn.Module | None = None
     text.num_hidden_layers = layer
     view.config = short.config = config
     setattr(short, name, nn.ModuleList(layers[:layer]))
+    if norm is not None:
+        setattr(short, final_norm(target)[0], norm)
     setattr(view, target.base_model_prefix, short)
     if head is not None:
         view.set_output_embeddings(head)
     return view
 
 
-class EarlyExitDrafter(ModelDrafter):
-    """Drafts with the first `layer` layers of the target and its own norm and head (or `head`), in a cache of its own."""
+def exit_model(target: PreTrainedModel, layer: int, head: ExitHead) -> PreTrainedModel:
+    """The exit after `layer` with a trained head, as a model: all of it is the target's but for the head's own modules."""
+    name, layers = blocks(target)
+    if isinstance(head, BlockExit):  # one layer more, and that is the head's
+        view = exit_view(target, layer + 1, norm=head.out)
+        own = [*layers[:layer], head.block]
+    elif isinstance(head, LoraExit):
+        view, own = exit_view(target, layer, norm=head.out), list(head.layers)
+    else:
+        return exit_view(target, layer, norm=head)
+    setattr(getattr(view, target.base_model_prefix), name, nn.ModuleList(own))
+    return view
 
-    def __init__(self, target: PreTrainedModel, layer: int, head: nn.Module | None = None, vocab_size: int | None = None) -> None:
-        super().__init__(exit_view(target, layer, head), vocab_size=vocab_size or output_rows(target))
-        self.layer = layer
+
+class EarlyExitDrafter(ModelDrafter):
+    """Drafts with the first `layer` layers of the target and its own norm and head, in a cache of its own.
+
+    `head` is one of `exit_heads`, or any module to stand in the place of the output head. `ids` are all that it says (`ModelDrafter`).
+    """
+
+    def __init__(
+        self, target: PreTrainedModel, layer: int, head: Any = None, vocab_size: int | None = None, ids: Tensor | None = None
+    ) -> None:
+        view = exit_model(target, layer, head) if is_exit_head(head) else exit_view(target, layer, head=head)
+        super().__init__(view, vocab_size=vocab_size or output_rows(target), ids=ids)
+        self.layer, self.head = layer, head
