@@ -227,13 +227,48 @@ class CheckpointDraft(_Said):
     lora: Lora | None = Field(None, description="train adapters only; none: every weight")
 
 
+class Exit(_Closed):
+    """An exit after one of the target's layers, and what is trained for it."""
+
+    layer: Positive = Field(description="of the target, counted from 1: how many run before it")
+    head: Literal["adapter", "block", "lora"] = Field(
+        "adapter", description="a norm and a map; one more transformer block and these; low-rank adapters on its layers and these"
+    )
+    rank: Annotated[int, Field(ge=0)] = Field(64, description="of the map; 0: a square matrix")
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="in the loss and in the figure that checkpoints are chosen by")
+    lora: Lora | None = Field(None, description="of head lora; none given: rank 16, alpha 32")
+
+    @model_validator(mode="after")
+    def _lora_is_for_lora(self) -> Exit:
+        if self.lora is not None and self.head != "lora":
+            raise ValueError(f"lora settings belong to head lora, and this exit has head {self.head}")
+        return self
+
+
+def _apart(exits: list[Exit]) -> list[Exit]:
+    _once([one.layer for one in exits])
+    return exits
+
+
+class ExitsDraft(_Said):
+    """Heads for early exits of the target, which is frozen and drafts for itself (docs/early_exit.md)."""
+
+    kind: Literal["exits"] = "exits"
+    exits: Annotated[list[Exit], Field(min_length=1), AfterValidator(_apart)]
+    warm_start: Literal["ridge", "none"] = "ridge"
+    warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
+
+
 def _kind(value: Any) -> str:
     """A draft that does not say its kind is one of layers."""
     return str(value.get("kind", "layers") if isinstance(value, dict) else getattr(value, "kind", "layers"))
 
 
 Draft = Annotated[
-    Annotated[LayersDraft, Tag("layers")] | Annotated[WidthDraft, Tag("width")] | Annotated[CheckpointDraft, Tag("checkpoint")],
+    Annotated[LayersDraft, Tag("layers")]
+    | Annotated[WidthDraft, Tag("width")]
+    | Annotated[CheckpointDraft, Tag("checkpoint")]
+    | Annotated[ExitsDraft, Tag("exits")],
     Discriminator(_kind),
 ]
 
@@ -303,7 +338,7 @@ class Candidate(_Closed):
     """A way of drafting to be measured."""
 
     drafter: str = Field(
-        description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest, a folder, a hub id, or ngram+ and one of these"
+        description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest (of exits :N behind it), a folder, a hub id, or ngram+ and one of these"
     )
     k: Positive | Literal["adaptive"] = Field(4, description="tokens drafted a round; adaptive: whatever pays, none included")
     name: str | None = None
@@ -312,8 +347,9 @@ class Candidate(_Closed):
     @classmethod
     def _known(cls, value: str) -> str:
         kind, colon, rest = value.rpartition("+")[2].partition(":")
-        if kind == "run" and colon and rest not in NAMED:
-            raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}")
+        which, _, layer = rest.partition(":")
+        if kind == "run" and colon and (which not in NAMED or not (layer or "1").isdigit()):
+            raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}, and run:best:6 the exit after layer 6")
         if kind in ("exit", "ngram") and (colon or kind == "exit") and not rest.isdigit():
             raise ValueError(f"{kind} takes a whole number, as in {kind}:4")
         return value
@@ -345,7 +381,10 @@ class Eval(_Closed):
 
 
 class Export(_Closed):
-    format: Literal["transformers"] = "transformers"
+    format: Literal["transformers", "exits"] = Field(
+        "transformers", description="a model of its own (of exits one, as far as its layer), or the heads of a draft of kind exits"
+    )
+    exit: Annotated[int, Field(ge=0)] = Field(0, description="layer of the exit that becomes a model; 0: the one that its folder names best")
 
 
 class Recipe(_Closed):
@@ -381,6 +420,23 @@ class Recipe(_Closed):
             raise ValueError(
                 "a server gives laws at temperature 1 over all ids: with teacher: stored, train.temperature must be 1 and train.support all"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _exits(self) -> Recipe:
+        if not isinstance(self.draft, ExitsDraft):
+            if self.export.format == "exits" or self.export.exit:
+                raise ValueError(f"export.format exits and export.exit belong to a draft of kind exits; this one is of kind {self.draft.kind}")
+            return self
+        if self.train.teacher != "live":
+            raise ValueError(
+                "exits are taught by the last layer of the same forward that gives their states, so what the target said is of no use on "
+                f"disk: a draft of kind exits needs train.teacher live, found {self.train.teacher}"
+            )
+        if self.train.on_policy is not None:
+            raise ValueError("train.on_policy is not offered for a draft of kind exits: several exits would each write other rows")
+        if self.export.exit and self.export.exit not in [one.layer for one in self.draft.exits]:
+            raise ValueError(f"export.exit names layer {self.export.exit}, and the draft's exits are after {[one.layer for one in self.draft.exits]}")
         return self
 
     @property

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 from accelerate import Accelerator
+from torch import Tensor
 
-from draftsmith.distill import DistillDraft, LiveTeacher, collate
+from draftsmith.distill import Batch, DistillDraft, DistillExits, LiveTeacher, collate
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
+from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, write_whole
 from draftsmith.recipes.paths import find
+from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
-from draftsmith.train import checkpoint
+from draftsmith.train import checkpoint, exits
 from draftsmith.train.choice import Choice
-from draftsmith.train.data.plan import micro_batches
+from draftsmith.train.data.plan import Rows, micro_batches
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import mixed
@@ -67,6 +72,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
         check_layers(target, named)
+    exits.check_exits(recipe, target)
     name, folder, data = revision(recipe.target.model), recipe.folder, recipe.data
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -81,17 +87,10 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     held_out = [collate(rows.held_out[start : start + 8]).to(accelerator.device) for start in range(0, len(rows.held_out), 8)]
 
     said = trim(recipe, rows, target, tokenizer)  # refused before the target is listened to
-    states = with_states(recipe, LiveTeacher(target, real_ids(target, tokenizer)), rows, name, accelerator)
-    with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
-        draft = make(recipe, target, states, tokenizer, rows, held_out, accelerator).draft
-    needs = bytes_on_disk(draft)
-    room_for(folder, (settings.keep + 2) * needs, folder / "step-N")
     only = support(rows, said) if settings.support == "answers" else None
-    teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
-    objective = DistillDraft(
-        draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
-        said.ids if said else None,
-    )  # fmt: skip
+    objective, draft, needs, begin = (_exits if isinstance(recipe.draft, ExitsDraft) else _draft)(
+        recipe, target, tokenizer, name, rows, held_out, said, only, accelerator
+    )
     optimizer = torch.optim.AdamW(
         [one for one in draft.parameters() if one.requires_grad],
         lr=settings.learning_rate,
@@ -99,7 +98,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         weight_decay=settings.weight_decay,
     )
     if not runs.steps(folder):
-        start(recipe, objective, states, rows, held_out, accelerator)
+        begin()
     log = Log(folder / "metrics.jsonl", accelerator.is_main_process)
     choice = Choice(settings.select, settings.patience)
     accelerator.register_for_checkpointing(choice)
@@ -115,7 +114,8 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     if accelerator.is_main_process:
         write_whole(folder / "environment.json", json.dumps(environment(accelerator, name, recipe, rows, draft), indent=1) + "\n")
         banner(rows, plan, done, accelerator, folder)
-        expected = what_a_step_takes(recipe, objective, rows, accelerator)
+        told = isinstance(objective, DistillExits)
+        expected = exits.memory(objective) if told else what_a_step_takes(recipe, objective, rows, accelerator)
         print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
         if said:
             print(f"the draft says {said}")
@@ -138,3 +138,47 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
             f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
             f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {settings.k})"
         )
+        if "parts" in figures:
+            print(f"of its exits: {exits.figures(figures)}")
+
+
+class Setting(NamedTuple):
+    """What is trained, as the loop needs it: the objective, its bare module, the bytes of a checkpoint, and its start."""
+
+    objective: Any
+    draft: Any
+    needs: int
+    begin: Callable[[], None]
+
+
+def _draft(
+    recipe: Recipe, target: Any, tokenizer: Any, name: str, rows: Rows, held_out: list[Batch], said: Trim | None, only: Tensor | None,
+    accelerator: Accelerator,
+) -> Setting:  # fmt: skip
+    settings = recipe.train
+    states = with_states(recipe, LiveTeacher(target, real_ids(target, tokenizer)), rows, name, accelerator)
+    with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
+        draft = make(recipe, target, states, tokenizer, rows, held_out, accelerator).draft
+    needs = _with_room(recipe, bytes_on_disk(draft))
+    teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
+    objective = DistillDraft(
+        draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
+        said.ids if said else None,
+    )  # fmt: skip
+    return Setting(objective, draft, needs, lambda: start(recipe, objective, states, rows, held_out, accelerator))
+
+
+def _exits(
+    recipe: Recipe, target: Any, tokenizer: Any, name: str, rows: Rows, held_out: list[Batch], said: Trim | None, only: Tensor | None,
+    accelerator: Accelerator,
+) -> Setting:  # fmt: skip
+    assert isinstance(recipe.draft, ExitsDraft)  # the caller asked
+    objective = exits.objective_of(recipe, recipe.draft, target, tokenizer, name, only, said)
+    needs = _with_room(recipe, exits.bytes_on_disk(objective))
+    return Setting(objective, objective.exits, needs, lambda: exits.start(recipe, objective, rows, held_out, accelerator))
+
+
+def _with_room(recipe: Recipe, needs: int) -> int:
+    """The bytes of a checkpoint, of which the run's folder has room for as many as are kept."""
+    room_for(recipe.folder, (recipe.train.keep + 2) * needs, recipe.folder / "step-N")
+    return needs

@@ -126,25 +126,28 @@ def is_exit_head(head: Any) -> TypeGuard[ExitHead]:
     return isinstance(head, AdapterExit | BlockExit | LoraExit)
 
 
+def check_exit(target: PreTrainedModel, asked: ExitSettings) -> None:
+    """ValueError where `target` cannot have this exit."""
+    kind = pick(HEADS, asked.head, "the head of an exit")
+    most, width = len(blocks(target)[1]) - (kind is _block), _width(target)
+    if not 1 <= asked.layer <= most:
+        why = "; its block stands in the place of the layer behind it" if kind is _block else ""
+        raise ValueError(
+            f"an exit with head {asked.head} after layer {asked.layer} asked; {type(target).__name__} has layers 1..{most} for it{why}"
+        )
+    if asked.rank is not None and not 1 <= asked.rank < width:
+        raise ValueError(f"an exit of rank {asked.rank} asked, and the target's states have {width} numbers: take 1..{width - 1}, or full")
+    if (asked.lora is not None) != (kind is _lora):
+        raise ValueError(f"head lora needs lora settings, and no other takes them; found head {asked.head} with lora {asked.lora}")
+
+
 def make_head(target: PreTrainedModel, asked: ExitSettings) -> ExitHead:
     """An untrained head, in float32 beside the target; the same for the same settings, and no random state is touched."""
-    _, layers = blocks(target)
-    kind = pick(HEADS, asked.head, "the head of an exit")
-    most = len(layers) - (kind is _block)
-    if not 1 <= asked.layer <= most:
-        extra = "; its block stands in the place of the layer behind it" if kind is _block else ""
-        raise ValueError(
-            f"an exit with head {asked.head} after layer {asked.layer} asked; {type(target).__name__} has layers 1..{most} for it{extra}"
-        )
-    width = _width(target)
-    if asked.rank is not None and not 1 <= asked.rank < width:
-        raise ValueError(f"an exit of rank {asked.rank} asked; the target's states have {width} numbers: take 1..{width - 1}, or full")
-    if (asked.lora is not None) != (kind is _lora):
-        raise ValueError(f"lora settings belong to an exit with head lora, and it needs them; found head {asked.head}, lora {asked.lora}")
+    check_exit(target, asked)
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(asked.layer)
-        return kind(target, asked).to(target.device).train()
+        return HEADS[asked.head](target, asked).to(target.device).train()
 
 
 def adapted(layers: nn.Module) -> list[tuple[str, Any]]:
