@@ -34,7 +34,9 @@ class Exits(nn.Module):
     def __init__(self, target: PreTrainedModel, exits: Sequence[ExitSettings]) -> None:
         super().__init__()
         if not exits or len({one.layer for one in exits}) < len(exits):
-            raise ValueError(f"exits after layers {[one.layer for one in exits]} asked; name at least one, and each layer at most once")
+            raise ValueError(
+                f"exits after layers {[one.layer for one in exits]} asked; name at least one, and each layer at most once"
+            )
         object.__setattr__(self, "target", target)
         self.asked = sorted(exits, key=lambda one: one.layer)
         self.heads = nn.ModuleDict({str(one.layer): make_head(target, one) for one in self.asked})

@@ -349,7 +349,9 @@ class Candidate(_Closed):
         kind, colon, rest = value.rpartition("+")[2].partition(":")
         which, _, layer = rest.partition(":")
         if kind == "run" and colon and (which not in NAMED or not (layer or "1").isdigit()):
-            raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}, and run:best:6 the exit after layer 6")
+            raise ValueError(
+                f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}, and run:best:6 the exit after layer 6"
+            )
         if kind in ("exit", "ngram") and (colon or kind == "exit") and not rest.isdigit():
             raise ValueError(f"{kind} takes a whole number, as in {kind}:4")
         return value
@@ -384,7 +386,9 @@ class Export(_Closed):
     format: Literal["transformers", "exits"] = Field(
         "transformers", description="a model of its own (of exits one, as far as its layer), or the heads of a draft of kind exits"
     )
-    exit: Annotated[int, Field(ge=0)] = Field(0, description="layer of the exit that becomes a model; 0: the one that its folder names best")
+    exit: Annotated[int, Field(ge=0)] = Field(
+        0, description="layer of the exit that becomes a model; 0: the one that its folder names best"
+    )
 
 
 class Recipe(_Closed):
@@ -426,7 +430,9 @@ class Recipe(_Closed):
     def _exits(self) -> Recipe:
         if not isinstance(self.draft, ExitsDraft):
             if self.export.format == "exits" or self.export.exit:
-                raise ValueError(f"export.format exits and export.exit belong to a draft of kind exits; this one is of kind {self.draft.kind}")
+                raise ValueError(
+                    f"export.format exits and export.exit belong to a draft of kind exits; this one is of kind {self.draft.kind}"
+                )
             return self
         if self.train.teacher != "live":
             raise ValueError(
@@ -436,7 +442,9 @@ class Recipe(_Closed):
         if self.train.on_policy is not None:
             raise ValueError("train.on_policy is not offered for a draft of kind exits: several exits would each write other rows")
         if self.export.exit and self.export.exit not in [one.layer for one in self.draft.exits]:
-            raise ValueError(f"export.exit names layer {self.export.exit}, and the draft's exits are after {[one.layer for one in self.draft.exits]}")
+            raise ValueError(
+                f"export.exit names layer {self.export.exit}, and the draft's exits are after {[one.layer for one in self.draft.exits]}"
+            )
         return self
 
     @property

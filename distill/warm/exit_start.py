@@ -45,7 +45,9 @@ def start_exits(objective: DistillExits, batches: Sequence[Batch], held_out: Seq
         better = after[layer] > before[layer]
         if not better:
             head.out.load_state_dict(old[layer])
-        started[layer] = Started(before[layer], after[layer] if better else before[layer], fit.strength if better else None, fit.tokens)
+        started[layer] = Started(
+            before[layer], after[layer] if better else before[layer], fit.strength if better else None, fit.tokens
+        )
     return started
 
 
@@ -61,7 +63,9 @@ def set_map(out: AdapterExit, map_: Tensor, moments: Tensor) -> None:
     directions = torch.linalg.eigh(change @ moments @ change.T).eigenvectors[:, -out.rank :]
     reads = directions.T @ change  # [r, H]
     size = reads.norm(dim=1)
-    kept = size > 1e-9 * size.max().clamp(min=1e-9)  # a direction of nothing stays as it began, or both its sides would be 0 and learn nothing
+    kept = size > 1e-9 * size.max().clamp(
+        min=1e-9
+    )  # a direction of nothing stays as it began, or both its sides would be 0 and learn nothing
     root = size[kept].sqrt()  # both sides alike, as an optimizer likes them
     out.up.weight[:, kept.to(out.up.weight.device)] = (directions[:, kept] * root).to(out.up.weight)
     out.down.weight[kept.to(out.down.weight.device)] = (reads[kept] / root[:, None]).to(out.down.weight)

@@ -13,9 +13,7 @@ from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.models import blocks, final_norm, output_rows, shell
 
 
-def exit_view(
-    target: PreTrainedModel, layer: int, norm: nn.Module | None = None, head: nn.Module | None = None
-) -> PreTrainedModel:
+def exit_view(target: PreTrainedModel, layer: int, norm: nn.Module | None = None, head: nn.Module | None = None) -> PreTrainedModel:
     """A shallow copy of `target` that stops after `layer` layers (1..L): every module is shared, none is copied or changed.
 
     `norm` takes the place of the final norm and `head` that of the output head; what is not given is the target's own.

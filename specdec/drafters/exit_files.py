@@ -40,9 +40,7 @@ def write_exits(
     (folder / "drafter.json").write_text(json.dumps(whole) + "\n", encoding="utf-8")
 
 
-def read_exit(
-    folder: Path, exits: list[dict[str, Any]], layer: int, target: PreTrainedModel
-) -> tuple[ExitSettings, ExitHead]:
+def read_exit(folder: Path, exits: list[dict[str, Any]], layer: int, target: PreTrainedModel) -> tuple[ExitSettings, ExitHead]:
     """The exit after `layer` of those that drafter.json lists, its head in the target's dtype and place, in eval mode.
 
     ValueError for a layer that has none, for a damaged file and for another target than the one that taught it.
@@ -63,7 +61,9 @@ def read_exit(
     try:
         head.load_state_dict(own, strict=True)
     except RuntimeError as error:
-        raise ValueError(f"{folder / FILE} does not hold the exit that drafter.json says is after layer {layer}: {error}") from error
+        raise ValueError(
+            f"{folder / FILE} does not hold the exit that drafter.json says is after layer {layer}: {error}"
+        ) from error
     return asked, head.requires_grad_(False).to(target.dtype).eval()
 
 
@@ -80,7 +80,9 @@ def refuse_another(target: PreTrainedModel, wanted: Tensor | None, folder: Path)
     """ValueError where the weights of `target` are not those that the sample was taken of, but for a rounding to another dtype."""
     found = sample(target)
     roundings = ((wanted, found, target.dtype), (found, wanted, torch.bfloat16), (found, wanted, torch.float16))
-    if not any(one is not None and other is not None and torch.equal(one.to(dtype).float(), other) for one, other, dtype in roundings):
+    if not any(
+        one is not None and other is not None and torch.equal(one.to(dtype).float(), other) for one, other, dtype in roundings
+    ):
         raise ValueError(
             f"{folder} holds exits of another target: its weights are not those of this {type(target).__name__}. Exits serve the very "
             "checkpoint (and revision) that taught them, in any dtype; drafter.json says which that is"

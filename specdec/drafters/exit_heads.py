@@ -136,7 +136,9 @@ def check_exit(target: PreTrainedModel, asked: ExitSettings) -> None:
             f"an exit with head {asked.head} after layer {asked.layer} asked; {type(target).__name__} has layers 1..{most} for it{why}"
         )
     if asked.rank is not None and not 1 <= asked.rank < width:
-        raise ValueError(f"an exit of rank {asked.rank} asked, and the target's states have {width} numbers: take 1..{width - 1}, or full")
+        raise ValueError(
+            f"an exit of rank {asked.rank} asked, and the target's states have {width} numbers: take 1..{width - 1}, or full"
+        )
     if (asked.lora is not None) != (kind is _lora):
         raise ValueError(f"head lora needs lora settings, and no other takes them; found head {asked.head} with lora {asked.lora}")
 

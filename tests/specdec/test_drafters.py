@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exits import some_head
 
 from draftsmith.specdec import (
     DRAFTERS,
@@ -22,7 +23,6 @@ from draftsmith.specdec import (
     load,
     load_drafter,
 )
-from exits import some_head
 from tiny import noisy, tiny, tiny_folder, tiny_tokenizer
 
 TARGET = tiny("llama")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exits import KINDS, LAST, bits, moved, some_head
 
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, NgramDrafter, Sampling, generate, load_drafter
 from draftsmith.specdec.drafters.early_exit import exit_model, exit_view
@@ -15,7 +16,6 @@ from draftsmith.specdec.drafters.exit_files import write_exits
 from draftsmith.specdec.drafters.exit_heads import HEADS, BlockExit, ExitSettings, LoraExit, make_head
 from draftsmith.specdec.models import blocks
 from draftsmith.specdec.prepare import prepare_for_decoding
-from exits import KINDS, LAST, bits, moved, some_head
 from tiny import FAMILIES, noisy, plain_greedy, tiny
 
 PROMPTS = [[5, 9, 11, 4, 8], [7], [3, 3, 20, 21, 22, 23, 24, 25]]
@@ -45,7 +45,9 @@ def test_an_exit_at_the_last_layer_is_the_target_as_it_begins_and_no_longer_once
             head = make_head(target, asked)
             view = exit_model(target, asked.layer, head).eval()
             assert torch.equal(view(input_ids=IDS).logits, wanted), kind
-            out = generate(target, [PROMPTS[0]], EarlyExitDrafter(target, asked.layer, head), k=3, max_new_tokens=9, how=Sampling(1.0))
+            out = generate(
+                target, [PROMPTS[0]], EarlyExitDrafter(target, asked.layer, head), k=3, max_new_tokens=9, how=Sampling(1.0)
+            )
             assert all(drafted == accepted for drafted, accepted in out.rounds[0]), kind
             moved(head)
             assert not torch.allclose(view(input_ids=IDS).logits, wanted, atol=1e-2), kind

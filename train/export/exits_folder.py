@@ -52,7 +52,9 @@ def _check(target: PreTrainedModel, layer: int, head: ExitHead, model: PreTraine
     wanted, found = (one.eval()(input_ids=ids, use_cache=False).logits for one in (exit_model(target, layer, head), model))
     apart = float((wanted - found).abs().max())
     if not apart <= SAME * float(wanted.abs().max()):
-        raise RuntimeError(f"the exit after layer {layer} as a model gives logits up to {apart:.3g} away from the exit's; nothing was exported")
+        raise RuntimeError(
+            f"the exit after layer {layer} as a model gives logits up to {apart:.3g} away from the exit's; nothing was exported"
+        )
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
