@@ -98,7 +98,7 @@ def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = Non
 
 def exit_of(name: str | Path) -> tuple[str, int] | None:
     """The folder and the layer of `FOLDER:6`; None for any other name."""
-    folder, colon, number = str(name).rpartition(":")
+    folder, _, number = str(name).rpartition(":")
     here = number.isdigit() and (Path(folder) / "drafter.json").is_file() and not Path(name).exists()
     return (folder, int(number)) if here else None
 

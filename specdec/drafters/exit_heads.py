@@ -113,6 +113,7 @@ class LoraExit(nn.Module):
         self.lora = nn.ModuleDict()
         for name, one in adapted(shared):
             self.lora[name.replace(".", "-")] = nn.ModuleDict({"a": one.lora_A[PEFT], "b": one.lora_B[PEFT]})
+        self.lora.float()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., H] after its own layer E -> [.., H]."""
