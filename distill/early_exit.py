@@ -30,6 +30,7 @@ class Exits(nn.Module):
     """The heads of several exits of one target, by layer. The target's weights are no part of it, nor of its state."""
 
     target: PreTrainedModel
+    _own_trunks: dict[int, PreTrainedModel]
 
     def __init__(self, target: PreTrainedModel, exits: Sequence[ExitSettings]) -> None:
         super().__init__()

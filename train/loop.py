@@ -131,8 +131,8 @@ OF_A_PART = ("acceptance", "agreement", "block_length", "greedy_block_length")
 def _figures(objective: Objective, batch: Batch, k: int, parts: Mapping[str, float]) -> dict[str, Any]:
     """Sums over the scored positions of a held-out batch; of several drafts by their shares, and those of each as `draft/figure`."""
     loss = objective.loss(batch)
-    each = loss.parts if parts else {"": loss.each}
-    if each is None or None in each.values():
+    each = {name: one for name, one in ((loss.parts or {}) if parts else {"": loss.each}).items() if one is not None}
+    if len(each) < max(len(parts), 1):
         raise ValueError(f"{type(objective).__name__}.loss gave no `each` in eval mode; held-out blocks are judged by it")
     figures: dict[str, Any] = {"loss": loss.total, **loss.metrics, **dict.fromkeys(BLOCKS, 0.0)}
     for name, one in each.items():

@@ -27,6 +27,6 @@ def stand_alone(target: PreTrainedModel, layer: int, head: ExitHead) -> PreTrain
             plain.weight += one.get_delta_weight(PEFT).to(plain.weight)
     norm: nn.Module = final_norm(model)[1]
     norm.load_state_dict(head.out.norm.state_dict())
-    rows: Any = model.get_output_embeddings().weight  # type: ignore[union-attr]
+    rows: Any = model.get_output_embeddings().weight
     rows.copy_(rows.float() @ head.out.square().float())
     return model

@@ -23,7 +23,7 @@ def share_of_a_step(target: PreTrainedModel, layer: int, head: ExitHead, ids: in
     `ids`: rows of the output head that the draft reads, where not all. Experts count in full on both sides.
     """
     layers, output = [_size(one) for one in blocks(target)[1]], target.get_output_embeddings()
-    rows: Any = output.weight  # type: ignore[union-attr]
+    rows: Any = output.weight
     drafts = sum(layers[:layer]) + _size(head) + rows.shape[1] * (rows.shape[0] if ids is None else ids)
     return drafts / (sum(layers) + rows.numel())
 

@@ -91,9 +91,7 @@ class BlockExit(nn.Module):
 
     def forward(self, hidden: Tensor, *asked: Any, **named: Any) -> Tensor:
         """[B, T, H] after layer E, and what the target hands to its next layer besides (mask, positions, cache)."""
-        dtype = next(self.block.parameters()).dtype
-        if dtype != hidden.dtype:  # trained in float32 beside a target in half precision
-            asked, named = _in_dtype((asked, named), dtype)
+        dtype = next(self.block.parameters()).dtype  # float32 while it is trained, also beside a target in half precision
         said = self.block(hidden.to(dtype), *asked, **named)
         return self.out(said[0] if isinstance(said, tuple) else said).to(hidden.dtype)
 
@@ -104,6 +102,7 @@ class LoraExit(nn.Module):
 
     own_cache = True
     own_trunk = True
+    layers: nn.ModuleList
 
     def __init__(self, layers: nn.ModuleList, out: AdapterExit, config: Any, rank: int, alpha: int, targets: Any) -> None:
         super().__init__()
@@ -201,10 +200,3 @@ def _with_lora(layers: nn.ModuleList, rank: int, alpha: int, targets: Any) -> nn
     for one, learns in frozen:  # peft freezes what it finds, and these are the target's
         one.requires_grad_(learns)
     return layers
-
-
-def _in_dtype(what: Any, dtype: torch.dtype) -> Any:
-    def cast(one: Tensor) -> Tensor:
-        return one.to(dtype) if one.is_floating_point() else one
-
-    return torch.utils._pytree.tree_map_only(Tensor, cast, what)

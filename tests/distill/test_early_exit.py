@@ -19,7 +19,10 @@ from draftsmith.distill.early_exit import Exits
 from draftsmith.distill.head import last_hidden
 from draftsmith.distill.losses import acceptance
 from draftsmith.distill.making.stand_alone import stand_alone
+from draftsmith.distill.warm import exit_start
 from draftsmith.distill.warm.exit_start import set_map, start_exits
+from draftsmith.distill.warm.fitting import Fit
+from draftsmith.distill.warm.ridge import Exit
 from draftsmith.specdec import load_drafter
 from draftsmith.specdec.drafters.early_exit import exit_model
 from draftsmith.specdec.drafters.exit_heads import AdapterExit, ExitSettings, make_head
@@ -82,7 +85,7 @@ def test_training_moves_the_heads_and_not_a_bit_of_the_target() -> None:
     assert sum(map(len, heads.values())) < sum(map(len, before.values())), "a checkpoint holds no weight of the target"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_beside_a_target_in_half_precision_heads_learn_in_float32(family: str) -> None:
     target = tiny(family).to(torch.bfloat16)
     objective = DistillExits(target, THREE)
@@ -167,6 +170,18 @@ def test_the_closed_form_start_beats_none_and_what_is_better_already_is_kept() -
     two = DistillExits(target, [ExitSettings(2, "adapter", None)])
     after = [start_exits(one, batches(), batches(16, 1)) for one in (block, two)]
     assert after[0][1] == after[1][2], "a block begins as the next layer"
+
+
+def test_a_map_that_held_out_rows_find_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny()
+    objective = DistillExits(target, [LAST["adapter"], KINDS["adapter"]])
+    before = bits(objective.exits)
+    moments = torch.eye(32, dtype=torch.float64)
+    fit = Fit(0.1, "nothing", 1.0, 0.0, 1.0, 0.0, 9, 0.0)
+    monkeypatch.setattr(exit_start, "exits", lambda *_: {layer: Exit(-torch.eye(32), fit, moments) for layer in (1, 3)})
+    started = start_exits(objective, [], batches(8))
+    assert all(one.strength is None and one.before == one.after for one in started.values())
+    assert bits(objective.exits) == before
 
 
 def test_a_map_of_low_rank_is_the_nearest_for_the_states_that_were_seen() -> None:
