@@ -1,8 +1,7 @@
-"""What an exit has of its own between layer E of a frozen target and the target's output head: a few modules beside it, never a change of it.
+"""What an exit has of its own between layer E of a frozen target and the target's output head: modules beside it, never a change of it.
 
-The state after layer E goes in, what the output head reads comes out. An `AdapterExit` needs nothing else and can be called at
-each step on [B, T, H]; `own_cache` says which kinds attend and need a cache beside the target's, `own_trunk` which run layers 1..E
-otherwise than the target does, so that its states and keys are of no use to them.
+The state after layer E goes in, what the output head reads comes out. An `AdapterExit` can be called on [B, T, H] at each step, without
+any state; `own_cache` kinds attend and keep keys of their own, `own_trunk` kinds run layers 1..E otherwise than the target does.
 """
 
 from __future__ import annotations
