@@ -251,7 +251,7 @@ def _apart(exits: list[Exit]) -> list[Exit]:
 
 
 class ExitsDraft(_Said):
-    """Heads for early exits of the target, which is frozen and drafts for itself (docs/early_exit.md)."""
+    """Heads for early exits of the target, which is frozen and drafts for itself (docs/exit_heads.md)."""
 
     kind: Literal["exits"] = "exits"
     exits: Annotated[list[Exit], Field(min_length=1), AfterValidator(_apart)]
