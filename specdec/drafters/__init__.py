@@ -53,7 +53,8 @@ def _exits(folder: str, settings: dict[str, Any], target: PreTrainedModel, token
     listed, layer, ids = rest.pop("exits"), rest.pop("default"), rest.pop("ids", None)
     asked, head = read_exit(place, listed, rest.pop("layer", layer), target)
     known = real_ids(target, tokenizer)
-    return EarlyExitDrafter(target, asked.layer, head, known, None if ids is None else read_ids(place / ids, known), **rest)
+    said = None if ids is None else read_ids(place / ids, known)
+    return EarlyExitDrafter(target, asked.layer, head, known, ids=said, **rest)
 
 
 def _combined(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> CombinedDrafter:
