@@ -12,7 +12,7 @@ from exits import KINDS, LAST, bits, moved, some_head
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, NgramDrafter, Sampling, generate, load_drafter
 from draftsmith.specdec.drafters.early_exit import exit_model, exit_view
 from draftsmith.specdec.drafters.exit_costs import added_bytes, memory_bound_speed_up, share_of_a_step
-from draftsmith.specdec.drafters.exit_files import write_exits
+from draftsmith.specdec.drafters.exit_files import places, sample, write_exits
 from draftsmith.specdec.drafters.exit_heads import HEADS, BlockExit, ExitSettings, LoraExit, make_head
 from draftsmith.specdec.models import blocks
 from draftsmith.specdec.prepare import prepare_for_decoding
@@ -155,6 +155,14 @@ def test_a_folder_of_exits_gives_back_each_of_them(family: str, tmp_path: Path) 
     both = load_drafter(f"ngram:2+{tmp_path / 'heads'}:3", target)
     assert isinstance(both, CombinedDrafter)
     assert both.drafter.layer == 3  # type: ignore[attr-defined]
+
+
+def test_a_target_is_known_by_all_of_its_weights_however_large() -> None:
+    assert places(28_311_552).tolist()[-1] == 28_311_551  # SmolLM2's embedding
+    assert places(1).tolist() == [0] * 8
+    assert places(15).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    target = tiny()
+    assert len(sample(target)) == 8 * len(list(target.parameters()))
 
 
 def test_exits_of_another_target_or_a_broken_folder_are_refused(tmp_path: Path) -> None:
