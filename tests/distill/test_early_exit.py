@@ -141,7 +141,7 @@ def test_few_ids_and_a_support_say_what_they_say_for_a_draft(tmp_path: Path) -> 
     objective = taught(target, [KINDS["adapter"]], ids=ids)
     q = exit_model(target, 1, objective.exits.by_layer()[1])(input_ids=batch.ids).logits[batch.scored][:, ids].log_softmax(-1)
     p = target(input_ids=batch.ids).logits[batch.scored].softmax(-1)
-    shared = torch.minimum(q.exp(), p[:, ids]).sum()
+    shared = torch.minimum(q.exp(), p[:, ids]).sum().detach()
     assert abs(float(objective.loss(batch).metrics["acceptance"]) - float(shared)) < 1e-4
     objective.save(tmp_path)
     assert load_drafter(tmp_path, target).ids == 6  # type: ignore[attr-defined]
