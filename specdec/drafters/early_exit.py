@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.base import Outcome, Proposal
+from draftsmith.specdec.drafters.exit_heads import BlockExit, ExitHead, LoraExit, is_exit_head
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.models import blocks, final_norm, output_rows, shell
 from draftsmith.specdec.split import ReadsAhead, SplitLM, cannot_split
@@ -45,18 +46,36 @@ def exit_view(target: PreTrainedModel, layer: int, norm: nn.Module | None = None
     return view
 
 
+def exit_model(target: PreTrainedModel, layer: int, head: ExitHead) -> PreTrainedModel:
+    """The exit after `layer` with a trained head, as a model: all of it is the target's but for the head's own modules."""
+    name, layers = blocks(target)
+    if isinstance(head, BlockExit):  # one layer more, and that is the head's
+        view = exit_view(target, layer + 1, norm=head.out)
+        own = [*layers[:layer], head.block]
+    elif isinstance(head, LoraExit):
+        view, own = exit_view(target, layer, norm=head.out), list(head.layers)
+    else:
+        return exit_view(target, layer, norm=head)
+    setattr(getattr(view, target.base_model_prefix), name, nn.ModuleList(own))
+    return view
+
+
 class EarlyExitDrafter(ModelDrafter):
-    """Drafts with the first `layer` layers of the target and its own norm and head (or `head`).
+    """Drafts with the first `layer` layers of the target and its own norm and head.
+
+    `head` is one of `exit_heads`, or any module to stand in the place of the output head. `ids` are all that it says (`ModelDrafter`).
 
     The decoder's target reads on from what drafting computed, in one cache, where the target can be cut in two after `layer`; `shared=False`,
     a target of another make and a head that changes these layers keep a cache of their own, and `notes` says why.
     """
 
     def __init__(
-        self, target: PreTrainedModel, layer: int, head: nn.Module | None = None, vocab_size: int | None = None, shared: bool = True
-    ) -> None:
-        super().__init__(exit_view(target, layer, head=head), vocab_size=vocab_size or output_rows(target))
-        self.target, self.layer, self.shared = target, layer, shared
+        self, target: PreTrainedModel, layer: int, head: Any = None, vocab_size: int | None = None, ids: Tensor | None = None,
+        shared: bool = True,
+    ) -> None:  # fmt: skip
+        view = exit_model(target, layer, head) if is_exit_head(head) else exit_view(target, layer, head=head)
+        super().__init__(view, vocab_size=vocab_size or output_rows(target), ids=ids)
+        self.target, self.layer, self.head, self.shared = target, layer, head, shared
         self._why_not: str | None = None  # why this batch is not shared
         self._cannot: str | None = UNTRIED
         self._split: weakref.ref[SplitLM] | None = None  # the decoder's, whose cache is not to outlive its call
