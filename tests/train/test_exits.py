@@ -145,7 +145,7 @@ def test_what_makes_no_sense_with_exits_is_refused_by_name(tmp_path: Path) -> No
         "train.teacher=states": "needs train.teacher live, found states",
         "train.teacher=stored": "needs train.teacher live, found stored",
         "train.on_policy={share: 0.5}": "on_policy is not offered for a draft of kind exits",
-        "draft.exits=[{layer: 1}, {layer: 1, head: block}]": "each layer at most once",
+        "draft.exits=[{layer: 1}, {layer: 1, head: block}]": "each at most once",
         "draft.exits=[]": "at least 1 item",
         "draft.exits=[{layer: 1, head: adaptor}]": "draft.exits.0.head",
         "draft.exits=[{layer: 1, lora: {rank: 2}}]": "lora settings belong to head lora",
