@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from runs import inside
-
 from tiny import tiny_folder, tiny_tokenizer
 
 

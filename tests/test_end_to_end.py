@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import draftsmith, inside, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.drafters.trimmed import write_ids
 from draftsmith.specdec.models import chat_ids
+from runs import draftsmith, inside, write_run
 from tiny import tiny_folder
 
 

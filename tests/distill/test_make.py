@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from runs import environment
 from safetensors.torch import load_model as load_state
 from safetensors.torch import save_model as save_state
 from torch import nn
@@ -22,6 +21,7 @@ from draftsmith.distill.making.lora import merged, with_lora
 from draftsmith.distill.making.make import make_draft
 from draftsmith.distill.making.pad_rows import with_rows
 from draftsmith.specdec import ModelDrafter, generate
+from runs import environment
 from tiny import noisy, plain_greedy, tiny, tiny_folder, tiny_tokenizer
 
 ROWS = [([5, 9, 11, 4, 2], 3), ([7, 8, 2], 1), ([3, 3, 20, 21, 22, 23, 24, 2], 6)]

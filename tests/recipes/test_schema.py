@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import draftsmith, write_run
 
 from draftsmith.recipes import load_recipe
 from draftsmith.recipes.paths import HERE, find, find_recipe
+from runs import draftsmith, write_run
 
 
 def test_every_recipe_that_ships_loads_and_survives_its_own_dump(tmp_path: Path) -> None:

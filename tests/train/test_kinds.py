@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import inside, write_run
 from safetensors.torch import load_file
 
 from draftsmith.recipes import runs
 from draftsmith.specdec import load, load_drafter
+from runs import inside, write_run
 from tiny import tiny_folder
 
 DRAFTS = {

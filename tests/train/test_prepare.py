@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runs import draftsmith, kill_when, write_run
 from stub_server import Reply, Stub
 
 from draftsmith.distill.rollout import Answer
@@ -16,6 +15,7 @@ from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
+from runs import draftsmith, kill_when, write_run
 from tiny import plain_greedy
 
 

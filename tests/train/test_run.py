@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import draftsmith, kill_when, write_run
 from safetensors.torch import load_file
 
 from draftsmith.recipes import load_recipe, runs
@@ -15,6 +14,7 @@ from draftsmith.specdec import load
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.plan import to_rows
 from draftsmith.train.data.prepare import identity, read_answers
+from runs import draftsmith, kill_when, write_run
 
 
 @pytest.fixture(scope="module")

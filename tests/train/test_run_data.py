@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import WORDS, draftsmith, environment, write_run
 
 from draftsmith.recipes import runs
+from runs import WORDS, draftsmith, environment, write_run
 
 
 def chats(place: Path) -> Path:
