@@ -88,6 +88,7 @@ class DistillExits:
         self.head = LiveTeacher(target, real).head  # freezes the target, and refuses one that it cannot follow
         self.exits = Exits(target, exits)
         self.trainable: nn.Module = self.exits  # may be wrapped by a loop for several processes; `exits` stays bare
+        self.draft = self.exits  # by the name under which a run knows what it trains
         given = [1.0] * len(exits) if weights is None else list(weights)
         if len(given) != len(exits) or min(given) <= 0:
             raise ValueError(f"{len(exits)} exits need as many weights above 0, found {given}")
