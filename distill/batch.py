@@ -93,3 +93,9 @@ def collate(rows: Sequence[Row | list[Example]], pad: int = 0) -> Batch:
                 scored[b, at + start - 1 : at + end - 1] = True
             at += len(ids)
     return Batch(padded, documents >= 0, scored, documents if any(len(pack) > 1 for pack in packs) else None)
+
+
+def in_batches(rows: Sequence[Row], device: torch.device, size: int = 8) -> Iterator[Batch]:
+    """Rows in their order, `size` of them at a time."""
+    for at in range(0, len(rows), size):
+        yield collate(rows[at : at + size]).to(device)

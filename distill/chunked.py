@@ -12,6 +12,8 @@ from draftsmith.distill.head import Logits
 from draftsmith.distill.losses import OF_DATA, OF_TOKENS, loss_named
 from draftsmith.distill.signal import Overlap, Signal, with_never
 
+WHOLE = 64  # positions judged at a time: a chunk may be chosen for a support, and these laws are a vocabulary wide
+
 
 class Asked(NamedTuple):
     """What is wanted of a draft's logits: `weights` of losses by name, `chunk` positions at a time, both laws at `temperature`
@@ -53,8 +55,9 @@ def judged(draft: Tensor, head: Logits, signal: Signal, asked: Asked, most: int 
     if most is not None and len(draft) > most:
         some = torch.linspace(0, len(draft) - 1, most, device=draft.device).long()
         draft, signal = draft[some], signal.picked(some)
-    starts = range(0, max(len(draft), 1), asked.chunk)  # no position at all still has a law, of no rows
-    parts = [signal.overlap(head(draft[at]), at, asked.ids) for at in (slice(start, start + asked.chunk) for start in starts)]
+    chunk = min(asked.chunk, WHOLE)
+    starts = range(0, max(len(draft), 1), chunk)  # no position at all still has a law, of no rows
+    parts = [signal.overlap(head(draft[at]), at, asked.ids) for at in (slice(start, start + chunk) for start in starts)]
     return Overlap(*map(torch.cat, zip(*parts, strict=True)))
 
 

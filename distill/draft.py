@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
-from draftsmith.distill.head import Logits
+from draftsmith.distill.head import Head, Logits
 from draftsmith.distill.losses import loss_named
 from draftsmith.distill.making.drafts import CutDraft, WholeDraft
 from draftsmith.distill.objective import Loss
@@ -30,6 +30,14 @@ class Origin(NamedTuple):
     target: str
     revision: str
     tokenizer: Any
+
+
+class Narrow(NamedTuple):
+    """The ids that the losses see, and the heads of draft and target over them; None where a teacher needs no head."""
+
+    ids: Tensor
+    ours: Logits
+    theirs: Logits | None
 
 
 class DistillDraft:
@@ -78,18 +86,20 @@ class DistillDraft:
         if support is not None and ids is not None and not bool(torch.isin(support, ids).all()):
             raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
         self.support = support
-        self._narrow = None if support is None else (self.draft.head.over(support), support)
+        self._narrow = None if support is None else _narrowed(support, self.draft.head, getattr(self.teacher, "head", None))
         self._frozen: Logits = self.draft.head if ids is None or self._learned else self.draft.head.over(ids)
 
     def loss(self, batch: Batch) -> Loss:
         signal = self.teacher.signal(batch)  # first: what the target's forward takes is given back before the draft's is kept
-        hidden = self.trainable(*self.draft.inputs(batch))
+        # Autocast is over here, and accelerate makes float32 of what comes out of it. The head reads what its weights are in; the losses
+        # are computed in float32 whatever that is.
+        hidden = self.trainable(*self.draft.inputs(batch)).to(self.draft.head.linear.weight.dtype)
         narrow = self._narrow if self.trainable.training else None
         (head, learned), asked, taught = self._head(), self.asked, signal
         total_head = head
         if narrow is not None:
-            total_head, learned, asked, taught = narrow[0], [], asked._replace(ids=None), signal.within(narrow[1])
-        said = columns(batch.ids.roll(-1, 1)[batch.scored], asked.ids if narrow is None else narrow[1])
+            total_head, learned, asked, taught = narrow.ours, [], asked._replace(ids=None), signal.within(narrow.ids, narrow.theirs)
+        said = columns(batch.ids.roll(-1, 1)[batch.scored], asked.ids if narrow is None else narrow.ids)
         total = scored_loss(hidden, total_head, taught, asked, learned, said)
         each = judged(hidden, head, signal, self.asked, JUDGED if self.trainable.training else None)
         metrics = sums(each) | {"scored": torch.tensor(float(len(hidden)))}
@@ -118,6 +128,14 @@ def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = Non
         origin.tokenizer.save_pretrained(folder)
         about |= {"target": origin.target, "revision": origin.revision}
     (folder / "drafter.json").write_text(json.dumps(about) + "\n")
+
+
+def _narrowed(support: Tensor, ours: Head, theirs: Head | None) -> Narrow:
+    """Rows of both heads gathered once for all steps, and once for both where draft and target have one head."""
+    over = ours.over(support)
+    if theirs is None:
+        return Narrow(support, over, None)
+    return Narrow(support, over, over if theirs.linear is ours.linear else theirs.over(support))
 
 
 def _shared(draft: nn.Module, teacher: Teacher) -> bool:

@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.making.drafts import CutDraft
+from draftsmith.distill.making.drafts import CutDraft, in_float32
 from draftsmith.distill.signal import Dense
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
@@ -86,6 +86,7 @@ def _dry_run(
         hidden = step.forward(batch, where)
         activations, highest, live.peak, now = live.now - now, max(highest, live.peak), live.now, live.now
         total = step.loss(hidden, Dense(said, Head(model)))
+        del hidden, said  # as `DistillDraft.loss` forgets them
         logits, highest = live.peak - now, max(highest, live.peak)
         total.backward()
         # The update holds a denominator beside each weight: of one weight at a time on a CPU, of all of them on a GPU.
@@ -137,12 +138,17 @@ class _Step:
         made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
         self.draft: Any = made
         self.draft.train()
+        if bf16:
+            in_float32(self.draft)
         self.head: Any = self.draft.head if self.cut else Head(made)
         self.learned = [one for one in self.head.parameters() if one.requires_grad]
-        self.asked, self.bf16, self.target = asked, bf16, target
+        ids = None if asked.ids is None else torch.arange(len(asked.ids))  # which ids they are changes no size
+        self.asked, self.bf16, self.target = asked._replace(ids=ids), bf16, target
+        self.frozen = self.head if ids is None or self.learned else self.head.over(ids)
         self.width = target.get_output_embeddings().weight.shape[1]
         self.support = torch.arange(support) if support else None
         self.narrow = None if self.support is None else self.head.over(self.support)
+        self.theirs = self.narrow if self.cut or self.support is None else Head(target).over(self.support)
 
     def forward(self, batch: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
         kind = batch.device.type
@@ -156,9 +162,16 @@ class _Step:
     def loss(self, hidden: Tensor, signal: Dense) -> Tensor:
         hidden = hidden.to(signal.hidden.dtype)
         said = torch.zeros(len(hidden), dtype=torch.long)
-        taught = signal if self.support is None else signal.within(self.support)
-        total = scored_loss(hidden, self.narrow or self.head, taught, self.asked, self.learned, said)
-        judged(hidden, self.head, signal, self.asked, JUDGED)
+        head, learned = (
+            (self.frozen, self.learned) if self.asked.ids is None or not self.learned else self.head.rows_of(self.asked.ids)
+        )
+        if self.narrow is None or self.support is None:
+            total = scored_loss(hidden, head, signal, self.asked, learned, said)
+        else:
+            total = scored_loss(
+                hidden, self.narrow, signal.within(self.support, self.theirs), self.asked._replace(ids=None), (), said
+            )
+        judged(hidden, head, signal, self.asked, JUDGED)
         return total
 
 

@@ -14,7 +14,7 @@ from draftsmith.distill.making.drafts import CutDraft
 from draftsmith.distill.served.at_once import Unanswered
 from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling, generate
-from draftsmith.specdec.models import chat_ids, eos_ids, output_rows, real_ids, shell
+from draftsmith.specdec.models import chat_ids, ends_of, eos_ids, output_rows, real_ids, shell
 from draftsmith.specdec.places import resolve
 
 Chat = list[dict[str, str]]
@@ -67,11 +67,10 @@ def ends(name: str, tokenizer: Any) -> list[int]:
     folder = resolve(name)
     config = AutoConfig.from_pretrained(folder)
     try:
-        more = GenerationConfig.from_pretrained(folder).eos_token_id
+        settings = GenerationConfig.from_pretrained(folder)
     except OSError:
-        more = GenerationConfig.from_model_config(config).eos_token_id
-    ids = {tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])} - {None}
-    return sorted(one for one in ids if one < config.get_text_config().vocab_size)
+        settings = GenerationConfig.from_model_config(config)
+    return ends_of(tokenizer, settings, config.get_text_config().vocab_size)
 
 
 def _seeds(prompts: list[list[int]], seed: int) -> list[int]:
@@ -101,10 +100,12 @@ class MappedHead(nn.Module):
 def speaking(draft: Any) -> PreTrainedModel:
     """A draft in training as a model that writes.
 
-    A `CutDraft` shares its weights with it, so it speaks as they are at each call, and nothing is copied. Any other draft, and one
-    whose forward is wrapped (compiled, or with hooks, which would run the whole target), gives `draft.whole()`.
+    A `CutDraft` shares its weights with it, so it speaks as they are at each call, and nothing is copied. Any other draft, one
+    whose forward is wrapped (compiled, or with hooks, which would run the whole target), and one that is trained in another dtype
+    than the embedding and head that it shares gives `draft.whole()`.
     """
-    if type(draft) is not CutDraft or any("forward" in vars(one) for one in (draft.target, draft.body)):
+    wrapped = type(draft) is CutDraft and any("forward" in vars(one) for one in (draft.target, draft.body))
+    if type(draft) is not CutDraft or wrapped or draft.map.weight.dtype != draft.target.dtype:
         with torch.random.fork_rng():  # building a model draws random weights; the run must not see that
             return draft.whole()
     model, body = shell(draft.target), shell(draft.body)

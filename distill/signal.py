@@ -35,8 +35,10 @@ class Signal(Protocol):
     def picked(self, which: Tensor) -> Signal:
         """The positions `which` [n] only."""
 
-    def within(self, ids: Tensor) -> Signal:
-        """The law given that the token is one of `ids`: what a draft whose logits are over these alone is taught cheaply."""
+    def within(self, ids: Tensor, head: Logits | None = None) -> Signal:
+        """The law given that the token is one of `ids`: what a draft whose logits are over these alone is taught cheaply.
+
+        `head` is the target's over these ids, where somebody keeps it: a signal lives for one batch, and would gather its rows anew."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ class Dense:
     def picked(self, which: Tensor) -> Dense:
         return Dense(self.hidden[which], self.head)
 
-    def within(self, ids: Tensor) -> Dense:
+    def within(self, ids: Tensor, head: Logits | None = None) -> Dense:
         if not isinstance(self.head, Head):
             raise ValueError("a law that is narrowed already cannot be narrowed again")
-        return Dense(self.hidden, self.head.over(ids))
+        return Dense(self.hidden, head or self.head.over(ids))
 
     def _wanted(self, at: slice) -> Tensor:
         with torch.no_grad():

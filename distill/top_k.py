@@ -105,7 +105,7 @@ class TopK:
     def picked(self, which: Tensor) -> TopK:
         return replace(self, said=self.said.picked(which))
 
-    def within(self, ids: Tensor) -> TopK:
+    def within(self, ids: Tensor, head: object = None) -> TopK:
         """The law given that the token is one of `ids`, exact: those of the K that are among them, and the rest of them as one.
 
         It needs the weight of that rest, which only the target could tell: another support than the one that it was asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -100,6 +101,26 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
     add("--compare", default=default, action="store_true", help="decode without the draft too, and say what it was worth")
 
 
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    add, default = parser.add_argument, argparse.SUPPRESS  # what is not said keeps the default of `plan.Asked`
+    add("--target", required=True, metavar="NAME", help="a hub id (only its config is fetched), a folder, a config.json, a .gguf")
+    add("--draft", required=True, metavar="NAME", help="the same; or exit:E, layers:N of the target, ngram, cost:C of its call")
+    add("--device", required=True, metavar="NAME", help="dgx-spark, h200 ... or a .yaml file of your own (docs/plan.md)")
+    add(
+        "--alpha", default=default, nargs="+", metavar="A", help="acceptance; 0.8,0.7 by position; the verdict is at the middle one"
+    )
+    add("--k", default=default, type=int, metavar="N", help="tokens drafted for a call; the best of 1 to 16")
+    add("--context", default=default, type=int, metavar="N", help="tokens of a sequence, 4096")
+    add("--batch", default=default, type=int, metavar="N", help="sequences at a time, 1")
+    add("--dtype", default=default, metavar="NAME", help="of the weights: fp32, bf16, fp16, fp8, int4; the config's")
+    add("--draft-dtype", default=default, metavar="NAME", help="of the draft's weights; the target's")
+    add("--draft-vocabulary", default=default, type=int, metavar="N", help="ids that the draft's head is trimmed to")
+    add("--engine", default=default, metavar="NAME", help="served (launches captured in graphs, the default) or eager")
+    add("--processes", default=default, type=int, metavar="N", help="of a training run that is spread, 8")
+    add("--tokens", default=default, type=int, metavar="N", help="of a micro-batch of training, 4096")
+    add("--json", action="store_true", help="print facts, in bytes and seconds, instead of tables")
+
+
 def _compat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", metavar="TARGET", help="the model whose text is wanted: a hub id, a folder, a .gguf file or package:NAME/FILE"
@@ -195,6 +216,20 @@ def _generate(recipe: None, chosen: argparse.Namespace) -> int:
     return show(Asked(**{name: value for name, value in vars(chosen).items() if name != "command"}))
 
 
+def _plan(recipe: None, chosen: argparse.Namespace) -> None:
+    from draftsmith.eval.plan import Asked, plan
+    from draftsmith.eval.plan.page import show
+
+    asked = {name: value for name, value in vars(chosen).items() if name not in ("command", "json")}
+    if "alpha" in asked:
+        asked["alpha"] = tuple(asked["alpha"])
+    found = plan(Asked(**asked))
+    if chosen.json:
+        print(json.dumps(found, indent=1))
+    else:
+        show(found)
+
+
 def _compat(recipe: None, chosen: argparse.Namespace) -> int:
     from draftsmith.specdec.compat_page import show_compat
 
@@ -210,6 +245,7 @@ COMMANDS = {
     "push": Command(_push, "put an exported draft on a model hub", _push_options, False),
     "validate": Command(_validate, "check a recipe and print it with every default filled in"),
     "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
+    "plan": Command(_plan, "say what a pair will be worth on a device, from two configs alone", _plan_options, False),
     "compat": Command(
         _compat,
         "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot",

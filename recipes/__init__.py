@@ -2,6 +2,9 @@
 
 from draftsmith.recipes.load import load_recipe
 from draftsmith.recipes.prompts import Prompt, read_prompts
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.schema import CheckpointDraft, Data, Eval, LayersDraft, Recipe, Server, Target, Train, WidthDraft
 
-__all__ = ["Prompt", "Recipe", "load_recipe", "read_prompts"]
+__all__ = [
+    "CheckpointDraft", "Data", "Eval", "LayersDraft", "Prompt", "Recipe", "Server", "Target", "Train", "WidthDraft", "load_recipe",
+    "read_prompts",
+]  # fmt: skip

@@ -19,18 +19,24 @@ class Verdict(NamedTuple):
     why: str
 
 
+def _sizes(pair: Compat) -> str | None:
+    """How the sizes differ that most engines compare."""
+    ours, theirs = pair.target.rows, pair.draft.rows
+    return None if ours == theirs else f"vocab_size {ours} and {theirs} differ"
+
+
 def draftsmith(pair: Compat) -> Verdict:
     if pair.problem:
         return Verdict("no", pair.problem)
-    spare = "" if pair.target.rows == pair.draft.rows else "; rows that only pad a head are masked"
+    spare = "; rows that only pad a head are masked" if _sizes(pair) else ""
     return Verdict("yes", f"all {len(pair.target.tokens)} ids stand for the same tokens{spare}")
 
 
 def transformers(pair: Compat) -> Verdict:
     """generate(assistant_model=...), 5.24: sizes are compared, tokens are not."""
     both = "pass tokenizer= and assistant_tokenizer= (universal assisted generation, which goes through text and is slower)"
-    if pair.target.rows != pair.draft.rows:
-        return Verdict("with", f"vocab_size {pair.target.rows} and {pair.draft.rows} differ: {both}")
+    if differ := _sizes(pair):
+        return Verdict("with", f"{differ}: {both}")
     if not pair.same_ids:
         return Verdict("with", f"assistant_model alone is taken, for the sizes are equal, but its ids mean other tokens: {both}")
     return Verdict("yes", "assistant_model=, one prompt at a time")
@@ -38,12 +44,8 @@ def transformers(pair: Compat) -> Verdict:
 
 def vllm(pair: Compat) -> Verdict:
     """--speculative-config {"method": "draft_model"}, 0.32: sizes are compared, tokens are not."""
-    if pair.target.rows != pair.draft.rows:
-        return Verdict(
-            "with",
-            f"vocab_size {pair.target.rows} and {pair.draft.rows} must be equal: pad the smaller, or set use_heterogeneous_vocab (greedy "
-            "drafts, tokens that both have)",
-        )
+    if differ := _sizes(pair):
+        return Verdict("with", f"{differ}: pad the smaller, or set use_heterogeneous_vocab (greedy drafts, tokens that both have)")
     if not pair.same_ids:
         return Verdict(
             "no", "it starts, for the sizes are equal, but the ids mean other tokens and almost no draft would be accepted"
@@ -53,8 +55,8 @@ def vllm(pair: Compat) -> Verdict:
 
 def sglang(pair: Compat) -> Verdict:
     """--speculative-algorithm STANDALONE, 0.5.23."""
-    if pair.target.rows != pair.draft.rows:
-        return Verdict("no", f"vocab_size {pair.target.rows} and {pair.draft.rows} must be equal: pad the smaller")
+    if differ := _sizes(pair):
+        return Verdict("no", f"{differ}: pad the smaller")
     if not pair.same_ids:
         return Verdict("no", f"get_vocab() must be equal, {len(pair.differences)} ids differ")
     return Verdict("yes", "STANDALONE, vocab_size and get_vocab() are equal")

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from draftsmith.specdec.places import locate, quiet, resolve
 
 T = TypeVar("T")
+NORMS = ("norm", "ln_f", "final_layernorm")
 
 
 class Loaded(NamedTuple):
@@ -115,6 +116,17 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"{type(model).__name__} keeps its blocks neither in .layers nor in .h; its layers cannot be taken apart here")
 
 
+def final_norm(model: PreTrainedModel) -> tuple[str, nn.Module]:
+    """The name, within the model's body, and the module of the norm between its last block and its head."""
+    body = getattr(model, model.base_model_prefix)
+    for name in NORMS:
+        if isinstance(getattr(body, name, None), nn.Module):
+            return name, getattr(body, name)
+    raise ValueError(
+        f"{type(model).__name__} keeps its final norm under none of {', '.join(NORMS)}; its exits can get no norm of their own here"
+    )
+
+
 def shell(module: PreTrainedModel) -> PreTrainedModel:
     """The same object with dictionaries of its own, so that replacing a child in one leaves the other whole."""
     own = copy.copy(module)
@@ -137,9 +149,14 @@ def real_ids(target: Any, tokenizer: Any) -> int:
 
 def eos_ids(target: Any, tokenizer: Any) -> list[int]:
     """The ids that end a text: the tokenizer's EOS and those of the target's generation_config (the end of a turn, say)."""
-    more = getattr(getattr(target, "generation_config", None), "eos_token_id", None)
+    return ends_of(tokenizer, getattr(target, "generation_config", None), output_rows(target))
+
+
+def ends_of(tokenizer: Any, settings: Any, rows: int) -> list[int]:
+    """The same of a target that is not loaded, whose generation settings and head's rows are known."""
+    more = getattr(settings, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])} - {None}
-    return sorted(one for one in ids if one < output_rows(target))
+    return sorted(one for one in ids if one < rows)
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:

@@ -77,6 +77,15 @@ def draftsmith(*words: str | Path, cwd: Path | None = None) -> subprocess.Comple
     return subprocess.run(command(*words), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=300)
 
 
+def launched(processes: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A script, or -m and a module, with its words, in so many processes over gloo; that they end well is part of every test."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *map(str, words)]
+    env = environment() | {"ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def inside(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """The same in this process, for commands that end soon: nothing is imported anew."""
     out, err = io.StringIO(), io.StringIO()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor
 
 from draftsmith.distill import DistillDraft, collate
@@ -131,7 +131,6 @@ def mixed(
     own, data = recipe.train.on_policy, recipe.data
     if own is None:
         return None
-    check_teacher(recipe.train.teacher)
     longest, ends = data.max_length - own.max_new_tokens, eos_ids(target, tokenizer)
     prompts, left_out = prompts_of(rows, longest)
     if accelerator.is_main_process:
@@ -144,7 +143,13 @@ def mixed(
     return Mixture(plan.step, plan.steps, size, schedule, prompts, write, ends, told)
 
 
-def check_teacher(teacher: str) -> None:
-    """A stored teacher holds what the target said of the rows of the data, and of no others."""
-    if teacher == "stored":
-        raise ValueError("teacher: stored cannot score the rows that the draft writes (on_policy); take teacher: live or states")
+def check_launch(accelerator: Accelerator) -> None:
+    """A process writes rows with the whole draft at hand; of sharded weights it holds a part."""
+    plugin = accelerator.state.deepspeed_plugin
+    zero3 = accelerator.distributed_type == DistributedType.DEEPSPEED and plugin.zero_stage == 3
+    if zero3 or accelerator.distributed_type in (DistributedType.FSDP, DistributedType.MEGATRON_LM):
+        how = "DeepSpeed ZeRO-3" if zero3 else accelerator.distributed_type.value
+        raise ValueError(
+            f"train.on_policy asked with {how}, which leaves each process a part of the draft's weights: it could write no rows. "
+            "Launch with --multi_gpu or with ZeRO stage 2 at most, or leave train.on_policy out"
+        )

@@ -9,7 +9,8 @@ from draftsmith.recipes import Recipe, read_prompts
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import CheckpointDraft
 from draftsmith.specdec.models import eos_ids
-from draftsmith.train.data.chats import Form, fingerprint, read_chats, reader
+from draftsmith.train.data.all_rows import fingerprint
+from draftsmith.train.data.chats import Chat, Form, of_answers, read_chats, reader
 from draftsmith.train.data.plan import Order, Plan, Rows, to_rows
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.data.stream import BUILDERS, Stream
@@ -17,13 +18,19 @@ from draftsmith.train.data.stream import BUILDERS, Stream
 HELD_OUT = 512  # rows of a stream that are kept back to judge by
 
 
-def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
-    """The target's answers to the training prompts: those that the recipe names, or made in the run folder."""
+def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[Chat]:
+    """The target's answers to the training prompts, a chat an answered prompt: of the files that the recipe names, or made in the run
+    folder. A prompt that several files answer is as many chats."""
     data, server = recipe.data, recipe.server
     if server is not None:
         revision = served_revision(server.model, server.revision)
-    if data.answers is not None:
-        return read_answers(find(data.answers), identity(revision, tokenizer))
+    if files := [find(one) for one in data.answer_files]:
+        return [chat for path in files for chat in of_answers(read_answers(path, identity(revision, tokenizer)))]
+    return of_answers(_of_the_run(recipe, target, tokenizer, revision))
+
+
+def _of_the_run(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
+    data, server = recipe.data, recipe.server
     prompts = read_prompts(data.prompts)
     name = recipe.target.model if server is None else server.model
     about = manifest(data, prompts, name, revision, tokenizer, recipe.seed)

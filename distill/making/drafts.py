@@ -83,7 +83,7 @@ class CutDraft(nn.Module):
         if own.weight is not embedding.weight:
             own.load_state_dict(self.head.linear.state_dict())
             if not plain:
-                own.weight.copy_(self.head.linear.weight @ self.map.weight)
+                own.weight.copy_(self.head.linear.weight.to(self.map.weight.dtype) @ self.map.weight)
         return model
 
 
@@ -124,6 +124,13 @@ class WholeDraft(nn.Module):
         model = with_rows(model, output_rows(self.target), self.real)
         speak_like(model, self.target)
         return model
+
+
+def in_float32(draft: nn.Module) -> None:
+    """What is trained, in float32, where autocast runs it in less: the step of an optimizer is often less than a bfloat16 can change by."""
+    for one in draft.parameters():
+        if one.requires_grad:
+            one.data = one.data.float()
 
 
 def _without_frozen(draft: Any, state: dict[str, Any], prefix: str, _: Any) -> None:

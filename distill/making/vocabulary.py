@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,14 +27,6 @@ class Trim(NamedTuple):
         return f"{len(self.ids)} of {len(self.table)} ids: {self.coverage:.2%} of the answer tokens{held}"
 
 
-class Point(NamedTuple):
-    """One size of a draft's vocabulary, and the share of the answer tokens that its ids cover: of the rows counted, of those held out."""
-
-    size: int
-    coverage: float
-    held_out: float
-
-
 def frequent(rows: Iterable[Row], size: int, vocabulary: int, always: Collection[int] = (), held_out: Iterable[Row] = ()) -> Trim:
     """The `size` ids of 0..vocabulary-1 that the answers hold most often (FR-Spec 2502.14856), `always` among them.
 
@@ -49,20 +41,6 @@ def frequent(rows: Iterable[Row], size: int, vocabulary: int, always: Collection
     table[ids] = torch.arange(len(ids))
     kept = set(order[:size])
     return Trim(ids, _share(said, kept), _share(_said(held_out), kept), table)
-
-
-def coverage_curve(
-    rows: Iterable[Row], sizes: Sequence[int], vocabulary: int, always: Collection[int] = (), held_out: Iterable[Row] = ()
-) -> list[Point]:
-    """What `frequent` would cover at each of `sizes`, counted once."""
-    said, held = _said(rows), _said(held_out)
-    order = _order(said, vocabulary, frozenset(always))
-    points = []
-    for size in sizes:
-        _check(size, vocabulary, always)
-        kept = set(order[:size])
-        points.append(Point(size, _share(said, kept), _share(held, kept)))
-    return points
 
 
 def always_said(target: Any, tokenizer: Any) -> list[int]:

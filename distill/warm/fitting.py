@@ -16,7 +16,7 @@ from draftsmith.distill.warm.least_squares import Sums
 JUDGES = 1024  # held-out positions: every fourth chooses, and the others say what was chosen is worth
 TO_NOTHING = (1e-6, 1e-4, 1e-3, 1e-2)  # strengths of the ridge, of the mean squared feature: where it pulls the map to 0,
 TO_START = (1e-2, 1e-1, 1.0)  # and where it pulls it to what it was
-CHUNK = 256  # positions whose logits exist at one time
+CHUNK = 64  # positions whose logits exist at one time
 
 
 class Fit(NamedTuple):
@@ -48,6 +48,13 @@ class Fitting:
         if self._sums is None:
             self._sums = Sums(x.shape[1], y.shape[1], x.device)
         self._sums.add(x, y)
+
+    @property
+    def moments(self) -> Tensor:
+        """X'X over the tokens seen: [F, F]."""
+        if self._sums is None:
+            raise ValueError("no scored token to fit the warm start on")
+        return self._sums.xx
 
     def fit(self, held_out: list[tuple[Tensor, Tensor]], now: Logits, start: Tensor | None = None) -> tuple[Tensor | None, Fit]:
         """The map [H, F] that accepts most on held-out pairs (x, y), None where that is `now`, and what it is worth.

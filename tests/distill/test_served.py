@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from stub_server import Reply, Stub
 
 from draftsmith.distill import LiveTeacher, collate
 from draftsmith.distill.rollout import answer, answer_served, ends
@@ -21,6 +20,7 @@ from draftsmith.distill.served.endpoint import Fault
 from draftsmith.distill.served.target import ServedTarget
 from draftsmith.specdec import Sampling
 from draftsmith.specdec.models import chat_ids, eos_ids, load
+from stub_server import Reply, Stub
 from tiny import tiny_folder, tiny_tokenizer
 
 WORDS = ("amber", "jetty islet", "cedar", "pearl islet", "ember", "fjord", "grove", "heron")  # two of these are answered to an end

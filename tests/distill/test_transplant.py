@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vocabularies import byte_level, sentencepiece
 
 from draftsmith.distill.draft import Origin, save_draft
 from draftsmith.distill.making.transplant import KINDS, Transplanted, transplant
 from draftsmith.specdec import ModelDrafter, compatible, generate, load_drafter
 from tiny import plain_greedy, tiny
+from vocabularies import byte_level, sentencepiece
 
 DONOR = byte_level(
     ["t h", "th e", "Ġ the", "i n"], {"bos_token": "<|start|>", "eos_token": "<|stop|>", "pad_token": "<pad>"}, (), None

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.distill import CutDraft, DistillDraft, WholeDraft, collate
 from draftsmith.distill.draft import Origin
-from draftsmith.distill.making.vocabulary import always_said, coverage_curve, frequent
+from draftsmith.distill.making.vocabulary import always_said, frequent
 from draftsmith.specdec import ModelDrafter, Sampling, generate, load, load_drafter
 from tiny import noisy, plain_greedy, tiny, tiny_folder, tiny_tokenizer
 
@@ -33,18 +33,6 @@ def test_the_ids_are_the_answers_most_frequent_and_prompts_do_not_count() -> Non
     assert str(whole) == "7 of 12 ids: 100.00% of the answer tokens, 50.00% of those held out"
 
 
-def test_a_curve_is_what_each_size_would_cover() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = [(torch.randint(0, 50, (40,), generator=generator).pow(2).div(50).long().tolist(), 5) for _ in range(8)]
-    sizes = [4, 10, 30, 50]
-    curve = coverage_curve(rows[:6], sizes, 50, always=[49], held_out=rows[6:])
-    for point, size in zip(curve, sizes, strict=True):
-        trim = frequent(rows[:6], size, 50, always=[49], held_out=rows[6:])
-        assert point == (size, trim.coverage, trim.held_out)
-    assert [one.coverage for one in curve] == sorted(one.coverage for one in curve)
-    assert curve[-1].coverage == 1
-
-
 def test_sizes_and_ids_that_cannot_be_served_are_refused() -> None:
     for size in (0, 1, 13):
         with pytest.raises(ValueError, match=r"of 2 ids|of 0 ids|of 1 ids|of 13 ids.*ask for 2\.\.12"):
@@ -52,7 +40,7 @@ def test_sizes_and_ids_that_cannot_be_served_are_refused() -> None:
     with pytest.raises(ValueError, match="hold id 24"):
         frequent(ROWS, 3, 24)
     with pytest.raises(ValueError, match=r"a draft vocabulary of 99 ids asked; the target has 61"):
-        coverage_curve(ROWS, [3, 99], 61)
+        frequent(ROWS, 99, 61)
 
 
 def test_what_ends_a_text_and_special_tokens_are_always_said() -> None:

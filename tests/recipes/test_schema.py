@@ -63,7 +63,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
         "seed=1:30": "valid integer",
         "train.learning_rate=.inf": "finite number",
         "train={{x}}": "a key must be plain text",
-        "draft.layers=[1, 1]": "each layer at most once",
+        "draft.layers=[1, 1]": "draft.layers: value error, each at most once",
         "eval.candidates=[{drafter: exit:x}]": "exit takes a whole number",
     }.items():
         with pytest.raises(ValueError, match=problem):

@@ -9,11 +9,11 @@ from typing import Any
 import gguf
 import pytest
 from test_models import READS_GGUF, write_gguf
-from vocabularies import byte_level, sentencepiece
 
 from draftsmith.specdec.compat import compat
 from draftsmith.specdec.engines import ENGINES
 from tiny import tiny_folder, tiny_tokenizer
+from vocabularies import byte_level, sentencepiece
 
 
 def folder(place: Path, tokenizer: Any = None, rows: int | None = None, **config: Any) -> str:

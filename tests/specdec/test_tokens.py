@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tokenizers import models
-from vocabularies import byte_level, sentencepiece
 
 from draftsmith.specdec.tokens import control_ids, end_of_turn, kind, specials, speller, token_bytes
 from tiny import tiny_tokenizer
+from vocabularies import byte_level, sentencepiece
 
 BYTES = byte_level(["t h", "th e", "Ġ the"])
 PIECES = sentencepiece(["t h", "th e", "▁ the"])

@@ -10,7 +10,8 @@ import pytest
 
 from draftsmith.distill.batch import Example
 from draftsmith.specdec.models import chat_ids
-from draftsmith.train.data.chats import Form, all_made, fingerprint, made, of_answers, read_chats, split
+from draftsmith.train.data.all_rows import all_made, fingerprint
+from draftsmith.train.data.chats import Form, made, of_answers, read_chats, split
 from draftsmith.train.data.plan import to_rows
 from tiny import tiny_tokenizer
 
@@ -176,7 +177,7 @@ def test_a_template_that_knows_no_assistant_is_named() -> None:
 
 
 def test_words_that_are_not_the_targets_are_counted() -> None:
-    chats = [talk(key=str(one)) for one in range(4)]
+    chats = [talk([{"role": "system", "content": str(one)}, *TALK[1:]], key=str(one)) for one in range(4)]
     rows = to_rows(chats, speaks(CHATML), 500, 0.25, 0, form=Form(500, own_words=False))
     assert rows.counted["scored tokens that are not the target's own words"] == 4 * 10
     assert (len(rows.train), len(rows.held_out)) == (3, 1)

@@ -187,6 +187,13 @@ def test_a_stream_reads_chats_and_answers_and_keeps_a_prompt_on_one_side(tmp_pat
     assert held
     assert given
     assert not held & given
+    chats = [[{"role": "user", "content": f"{i % 20}"}, {"role": "assistant", "content": f"{'abc'[i // 20]}"}] for i in range(60)]
+    path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in chats))
+    stream = Stream([path], reader(tokenizer, form), 60, 9, 1, held_out=0.3)
+    held, given = ({tuple(one.ids[: one.spans[0][0]]) for one in rows} for rows in (stream.held_out(100), stream.step(0)))  # type: ignore[union-attr]
+    assert held
+    assert given
+    assert not held & given, "several answers to one prompt"
 
 
 def test_a_stream_is_told_apart_by_its_files_and_settings_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from draftsmith.cli import main
 from draftsmith.recipes import Recipe, load_recipe
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
-from draftsmith.train.export import EXPORTS, gguf, prove, prove_gguf, transformers_folder
+from draftsmith.train.export import EXPORTS, proof, prove, prove_gguf
 from draftsmith.train.export import push as push_module
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
@@ -38,8 +38,7 @@ HERE = {
 @pytest.fixture(autouse=True)
 def _proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proofs run in this process, as json: a fresh one imports for seconds. That it is one is tested on its own."""
-    for module in (transformers_folder, gguf):
-        monkeypatch.setattr(module, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
+    monkeypatch.setattr(proof, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
 
 
 def a_run(place: Path, family: str = "llama", **changes: Any) -> Recipe:
@@ -299,9 +298,7 @@ def test_the_proof_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     place = EXPORTS["gguf"](recipe, False)
     assert (place / "draft.gguf").is_file()
     with pytest.raises(RuntimeError, match="does not load in a fresh process; nothing was exported"):
-        transformers_folder.in_a_fresh_process(
-            "prove_gguf", str(place / "draft.gguf"), str(tmp_path / "none"), recipe.target.model, "q8_0"
-        )
+        proof.in_a_fresh_process("prove_gguf", str(place / "draft.gguf"), str(tmp_path / "none"), recipe.target.model, "q8_0")
 
 
 def test_the_card_is_one_that_a_hub_reads(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from draftsmith.distill import CutDraft, DistillDraft, Loss, collate
 from draftsmith.recipes.schema import Train
 from draftsmith.train.data.plan import Plan, micro_batches, to_rows
 from draftsmith.train.loop import Record, evaluate, gradient, learning_rate, train
+from runs import launched
 from tiny import noisy, tiny, tiny_tokenizer
 
 # Lengths that make a mean of means visibly wrong: 1, 9, 2, 6 and 14 scored tokens.
@@ -149,9 +151,6 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_leaves_the_weights() 
 
 def test_two_processes_get_the_gradient_of_one(tmp_path: Path) -> None:
     """Gradients over gloo, uneven token counts and a process without a row, against one process."""
-    import subprocess
-    import sys
-
     script = tmp_path / "two.py"
     script.write_text(
         f"""
@@ -176,13 +175,10 @@ with launched("no") as accelerator:
 leave(0)
 """
     )
-    env = {**__import__("os").environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     lines = {}
     for processes in (1, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-        assert done.returncode == 0, done.stderr
-        lines[processes] = [__import__("json").loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        said = launched(processes, script).stdout.splitlines()
+        lines[processes] = [json.loads(line) for line in said if line.startswith("[")]
     for one, two in zip(lines[1], lines[2], strict=True):
         assert (one[0], two[0]) == (1, 2)
         assert one[2] == two[2]

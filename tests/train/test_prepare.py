@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stub_server import Reply, Stub
 
 from draftsmith.distill.rollout import Answer
 from draftsmith.distill.served.target import ServedTarget
@@ -16,6 +15,7 @@ from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
 from runs import draftsmith, kill_when, write_run
+from stub_server import Reply, Stub
 from tiny import plain_greedy
 
 

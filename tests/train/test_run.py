@@ -14,7 +14,7 @@ from draftsmith.specdec import load
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.plan import to_rows
 from draftsmith.train.data.prepare import identity, read_answers
-from runs import draftsmith, kill_when, write_run
+from runs import draftsmith, kill_when, launched, write_run
 
 
 @pytest.fixture(scope="module")
@@ -173,32 +173,15 @@ def test_a_kill_between_a_checkpoint_and_the_pointer_to_the_best_is_mended(undis
 
 def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> None:
     """One held-out batch for two processes, a stored teacher, a support: nobody waits for ever, one of them writes."""
-    import subprocess
-    import sys
-
-    from runs import environment
-
     shutil.copytree(undisturbed / "target", tmp_path / "target")
     recipe = write_run(tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "-m",
-        "draftsmith.train",
-        str(recipe),
-    ]
-    command += ["train.teacher=states", "train.support=answers", "train.epochs=1"]
-    env = {**environment(), "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
-    assert done.returncode == 0, done.stderr
+    words = ["train.teacher=states", "train.support=answers", "train.epochs=1"]
+    done = launched(2, "-m", "draftsmith.train", recipe, *words)
     assert "2 processes on cpu" in done.stdout
     assert done.stdout.count("best draft") == 1
     run = tmp_path / "runs" / "small"
     assert [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out" in line]
-    alone = draftsmith("train", recipe, "train.teacher=states", "train.support=answers", "train.epochs=1")
+    alone = draftsmith("train", recipe, *words)
     assert alone.returncode == 0, alone.stderr
     assert "1 process on cpu" in alone.stdout, "a run goes on on another number of processes, with its own number of rows a step"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from draftsmith.recipes import runs
-from runs import WORDS, draftsmith, environment, write_run
+from runs import WORDS, draftsmith, launched, write_run
 
 
 def chats(place: Path) -> Path:
@@ -63,19 +61,7 @@ def test_a_stream_that_is_cut_goes_on_with_the_same_bits_on_one_process_or_two(t
     assert draftsmith("train", recipe, "name=cut", *more).returncode == 0
     assert weights(run) == weights(tmp_path / "runs" / "whole")
     (two / "recipe.yaml").write_text((two / "recipe.yaml").read_text().replace("name: cut", "name: two"))
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "-m",
-        "draftsmith.train",
-        str(recipe),
-    ]
-    env = {**environment(), "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run([*torchrun, "name=two", *more], capture_output=True, text=True, env=env, timeout=240)
-    assert done.returncode == 0, done.stderr
+    launched(2, "-m", "draftsmith.train", recipe, "name=two", *more)
     counts = [
         [
             (line["step"], line["scored"])

@@ -8,8 +8,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate
+from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, WholeDraft, collate
 from draftsmith.distill.batch import Example, example
+from draftsmith.distill.draft import JUDGED
+from draftsmith.distill.head import Head
+from draftsmith.distill.making.lora import with_lora
 from draftsmith.train.stored.states import StoredTeacher
 from tiny import tiny
 
@@ -78,6 +81,31 @@ def test_a_support_changes_the_loss_and_never_the_figures() -> None:
     assert abs(float(same.total.detach())) < 1e-4, "equal laws are equal on any support"
     with pytest.raises(ValueError, match="head is frozen"):
         DistillDraft(tiny(seed=1), target, support=support)
+
+
+def test_a_support_gathers_rows_once_for_all_steps_and_runs_whole_heads_for_the_figures_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gathered: list[int] = []
+    rows_of = Head.rows_of
+    monkeypatch.setattr(Head, "rows_of", lambda head, ids: gathered.append(len(ids)) or rows_of(head, ids))
+    target, other, batch, support = tiny(), tiny(seed=1), collate(ROWS), torch.arange(0, 61, 2)
+    objective = DistillDraft(CutDraft(target, [0, 1]), target, support=support)
+    whole: list[int] = []
+    target.lm_head.register_forward_hook(lambda module, args, out: whole.append(args[0].shape[:-1].numel()))
+    for _ in range(3):
+        objective.loss(batch).total.backward()
+    assert gathered == [31], "the draft's head is the target's"
+    assert sum(whole) == 3 * 2 * JUDGED < 3 * int(batch.scored.sum())
+    with_adapters = WholeDraft(with_lora(other, 2, 4, "all-linear"))
+    objective = DistillDraft(with_adapters, target, support=support)
+    losses = [float(objective.loss(batch).total.detach()) for _ in range(3)]
+    assert gathered == [31] * 3, "two heads, once each"
+    assert losses == [losses[0]] * 3
+    own, its = objective._narrow.ours, objective._narrow.theirs  # type: ignore[union-attr]
+    hidden = torch.randn(5, 32)
+    assert torch.equal(own(hidden), other.lm_head(hidden)[:, support])  # type: ignore[operator]
+    assert torch.equal(its(hidden), target.lm_head(hidden)[:, support])  # type: ignore[misc, operator]
 
 
 def test_rows_of_many_turns_and_rows_that_share_a_sequence_are_found(tmp_path: Path) -> None:

@@ -3,12 +3,10 @@ so a row holds what the target will be asked when it is served, and never what a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +16,6 @@ from draftsmith.specdec.models import chat_ids
 from draftsmith.train.data.render import Turn, rendered_turns
 
 Chat = dict[str, Any]  # "key", and "turns" (messages, answer_ids; the target's own) or "messages"
-MADE_BY = 1  # counted up when the same chat would become another row, for rows that were kept
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,17 @@ def of_answers(answers: Iterable[dict[str, Any]]) -> list[Chat]:
     for chat in chats.values():
         chat["turns"].sort(key=lambda row: row.get("turn", 0))
     return list(chats.values())
+
+
+def chats_of(records: list[dict[str, Any]]) -> list[Chat]:
+    """Chats as they are; of answers, those that they belong to."""
+    return of_answers(records) if records and "answer_ids" in records[0] else records
+
+
+def asked(chat: Chat) -> tuple[str, ...]:
+    """What was said to the assistant in a chat: the prompt, whatever was answered to it and however it is called."""
+    messages = chat["turns"][-1]["messages"] if "turns" in chat else chat["messages"]
+    return tuple(json.dumps([one["role"], one["content"]]) for one in messages if one["role"] != "assistant")
 
 
 def read_chats(path: Path) -> list[Chat]:
@@ -162,39 +170,3 @@ def split(row: Example, longest: int) -> list[Example]:
         pieces.append(Example(row.ids[start:end], tuple(spans)))
         scored = [one for one in scored if one >= end]
     return pieces
-
-
-def all_made(chats: list[Chat], tokenizer: Any, form: Form, workers: int = 1, cache: Path | None = None) -> Iterator[Made]:
-    """`made` of each chat, in order; with several workers through `datasets.map`, kept in `cache` under a name that hangs on
-    everything the rows hang on."""
-    if workers == 1:
-        yield from (made(chat, tokenizer, form) for chat in chats)
-        return
-    from datasets import Dataset
-
-    texts = [json.dumps(chat) for chat in chats]
-    name = fingerprint(tokenizer, form, texts)
-    if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
-    # One column of JSON: a type that is the same whatever a worker's share of the chats holds.
-    rows = Dataset.from_dict({"chat": texts}).map(
-        partial(_made_text, tokenizer=tokenizer, form=form), num_proc=min(workers, len(texts)) or 1, remove_columns=["chat"],
-        new_fingerprint=name, cache_file_name=None if cache is None else str(cache / f"rows-{name}.arrow"), desc="chats to rows",
-    )  # fmt: skip
-    for row in rows:
-        examples, left_out, counted = json.loads(row["made"])
-        yield Made([Example(ids, tuple((a, b) for a, b in spans)) for ids, spans in examples], Counter(left_out), Counter(counted))
-
-
-def fingerprint(tokenizer: Any, form: Form, texts: Iterable[str] = ()) -> str:
-    """Of the tokenizer, its template, the form and the chats: rows kept under another one are never read."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    speech = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
-    digest = hashlib.sha256()
-    for text in (str(MADE_BY), speech, str(tokenizer.chat_template), json.dumps(asdict(form)), *texts):
-        digest.update(hashlib.sha256(text.encode()).digest())
-    return digest.hexdigest()[:16]
-
-
-def _made_text(row: dict[str, str], tokenizer: Any, form: Form) -> dict[str, str]:
-    return {"made": json.dumps(made(json.loads(row["chat"]), tokenizer, form))}

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from draftsmith.distill import Batch, collate
 from draftsmith.distill.batch import Example, Row, example
-from draftsmith.train.data.chats import Chat, Form, all_made, of_answers
+from draftsmith.train.data.all_rows import all_made
+from draftsmith.train.data.chats import Form, asked, chats_of
 
 WINDOW = 512  # rows that are packed together: a wider one wastes little less and costs its square
 
@@ -35,17 +36,19 @@ def to_rows(
     """Rows of `draftsmith prepare`'s answers (the very ids that the target said, EOS included where it came), or of `read_chats`.
 
     Rows come in an order shuffled by `seed`, so that the first of them are a fair sample; `most` keeps that many (0: all).
+    `held_out` is a share of the prompts: all answers to one are on the same side.
     `form` says more than `max_length`, and is taken in its place.
     """
-    chats: list[Chat] = of_answers(answers) if answers and "answer_ids" in answers[0] else answers
+    chats = chats_of(answers)
     prompts = sorted({chat["key"] for chat in chats})
-    kept_back = set(random.Random(f"held out {seed}").sample(prompts, min(len(prompts), max(1, round(held_out * len(prompts))))))
+    drawn = set(random.Random(f"held out {seed}").sample(prompts, min(len(prompts), max(1, round(held_out * len(prompts))))))
+    kept_back = {asked(chat) for chat in chats if chat["key"] in drawn}  # by its words: files may call one prompt by several names
     train: list[Example] = []
     held: list[Example] = []
     left_out: Counter[str] = Counter()
     counted: Counter[str] = Counter()
     for chat, made in zip(chats, all_made(chats, tokenizer, form or Form(max_length), workers, cache), strict=True):
-        (held if chat["key"] in kept_back else train).extend(made.rows)
+        (held if asked(chat) in kept_back else train).extend(made.rows)
         left_out += made.left_out
         counted += made.counted
     if not train or not held:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.data.chats import Form, made, of_answers
+from draftsmith.train.data.chats import Form, chats_of, made
 
 STYLES = {(False, False): "dim", (False, True): "dim reverse", (True, False): "bold green", (True, True): "bold green reverse"}
 OPEN, CLOSE = "[[", "]]"  # around what is scored, where there are no colours
@@ -17,8 +17,7 @@ OPEN, CLOSE = "[[", "]]"  # around what is scored, where there are no colours
 
 def show_rows(records: list[dict[str, Any]], tokenizer: Any, form: Form, most: int) -> None:
     """Print the first `most` rows that `to_rows` would make of these answers or chats."""
-    chats = of_answers(records) if records and "answer_ids" in records[0] else records
-    for row in islice((row for chat in chats for row in made(chat, tokenizer, form).rows), most):
+    for row in islice((row for chat in chats_of(records) for row in made(chat, tokenizer, form).rows), most):
         show_row(row, tokenizer, Console(highlight=False))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.distill.batch import Example
-from draftsmith.train.data.chats import Made
+from draftsmith.train.data.chats import Made, asked, chat_of
 from draftsmith.train.data.plan import Plan
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -28,7 +28,7 @@ class Stream:
     `read` makes the rows of a record. `block` records are held at a time and go through a `Plan` of their own, the last step
     of which may be smaller. Every process reads all records and takes its share of each step, so the steps are the same for
     any number of processes. `held_out` is the share of records, told apart by what they say, that no step gives out.
-    `of` is what the rows hang on besides the files (`chats.fingerprint`).
+    `of` is what the rows hang on besides the files (`all_rows.fingerprint`).
     """
 
     def __init__(
@@ -111,8 +111,9 @@ class Stream:
         return load_dataset(self._kind, data_files=files, split="train", streaming=True)
 
     def _is_held(self, record: Record) -> bool:
-        # What several records of one chat share, so that a prompt is never on both sides.
-        told = record.get("prompt") or record.get("messages") or record
+        # What several records of one prompt share, so that it is never on both sides.
+        chat = chat_of(record, "")
+        told = record.get("prompt") or (record if isinstance(chat, str) else asked(chat))
         said = json.dumps(told, sort_keys=True, default=str).encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=7).digest(), "big") < self._share * (1 << 56)
 

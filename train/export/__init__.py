@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from draftsmith.recipes import Recipe
-from draftsmith.train.export import gguf, transformers_folder
+from draftsmith.train.export import exits_folder, gguf, transformers_folder
 from draftsmith.train.export.servers import SERVERS
 
 EXPORTS: dict[str, Callable[[Recipe, bool], Path]] = {
     "transformers": transformers_folder.export,
     "gguf": gguf.export,
     **SERVERS,
+    "exits": exits_folder.export,
 }

@@ -11,31 +11,39 @@ from gguf import GGUFReader
 from huggingface_hub import hf_hub_download
 
 from draftsmith.recipes import Recipe, runs
+from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.places import locate
 
 
-def card(recipe: Recipe, proof: str, use: str, notes: list[str], library: str = "transformers") -> str:
-    """README.md of an exported draft. `proof` says what a fresh process found, `use` how it is served, `notes` where it ends."""
+def card(recipe: Recipe, proof: str, use: str, notes: list[str], library: str = "transformers", layer: int | None = None) -> str:
+    """README.md of an exported draft. `proof` says what a fresh process found, `use` how it is served, `notes` where it ends.
+
+    Of exits it is the one after `layer`, as a model; no layer: their heads, for which `use` needs this package.
+    """
     folder = recipe.folder
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     checkpoint = runs.best(folder)
     assert checkpoint is not None  # export found it a moment ago
     held_out = runs.state(checkpoint)["held_out"]
+    if layer is not None:
+        held_out = held_out | held_out["parts"][str(layer)]
+    heads = isinstance(recipe.draft, ExitsDraft) and layer is None
+    which = f"; this is the exit after layer {layer}, as a model" if layer is not None else ""
     loss = ", ".join(f"{weight:g} {name}" for name, weight in recipe.train.loss.items())
     theirs = licence(recipe)
     named = f" ({theirs})" if theirs else ", which its files do not name,"
     limits = "".join(f"- {one}\n" for one in (*LIMITS, *notes))
     return f"""---
-{_head(recipe, theirs, library)}---
+{_head(recipe, theirs, library, heads)}---
 
-# A draft for {recipe.target.model}
+# {"Early exits" if heads else "A draft"} for {recipe.target.model}
 
 Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative decoding with its target; by itself it writes poorly.
 
 | | |
 |---|---|
 | target | `{recipe.target.model}`, revision `{environment["target_revision"]}`; the draft speaks its token ids and no other model's |
-| draft | {environment["draft"]}; {environment["trainable_parameters"]:,} trained parameters |
+| draft | {environment["draft"]}{which}; {environment["trainable_parameters"]:,} trained parameters |
 | start | {getattr(recipe.draft, "warm_start", "") or getattr(recipe.draft, "model", "")} |
 | data | {_data(recipe, environment)} |
 | loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
@@ -44,7 +52,7 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 
 ## What it is worth
 
-{_figures(recipe, str(checkpoint / "draft"))}
+{_figures(recipe, checkpoint / "draft", layer)}
 
 ## Use
 
@@ -72,14 +80,14 @@ LIMITS = (
 )
 
 
-def _head(recipe: Recipe, theirs: str | None, library: str) -> str:
+def _head(recipe: Recipe, theirs: str | None, library: str, heads: bool) -> str:
     """What a hub reads: an empty value would be refused there, so what is not known is left out."""
     head: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
-    head["tags"] = ["speculative-decoding", "draft-model", "draftsmith"]
+    head["tags"] = ["speculative-decoding", "early-exit" if heads else "draft-model", "draftsmith"]
     if theirs:
         head["license"] = theirs
     if locate(recipe.target.model) is None:
-        head |= {"base_model": recipe.target.model, "base_model_relation": "finetune"}
+        head |= {"base_model": recipe.target.model, "base_model_relation": "adapter" if heads else "finetune"}
     return yaml.safe_dump(head, sort_keys=False)
 
 
@@ -108,12 +116,21 @@ def licence(recipe: Recipe) -> str | None:
     return str(said["license"]) if isinstance(said, dict) and said.get("license") else None
 
 
-def _figures(recipe: Recipe, draft: str) -> str:
-    """The report of this very draft; a report of other drafts is not this one's."""
+def _figures(recipe: Recipe, draft: Path, layer: int | None) -> str:
+    """The report of this very draft (of heads: of one of them); a report of other drafts is not this one's."""
     path = recipe.folder / "report.json"
     measured = json.loads(path.read_text(encoding="utf-8"))["candidates"].values() if path.is_file() else ()
-    if draft not in [one.get("drafter") for one in measured]:
+    if not {one.get("drafter") for one in measured} & _measured_as(recipe, draft, layer):
         return "Not measured. `draftsmith eval` writes the figures."
     # The headings of the report are one level below the card's.
     page = (recipe.folder / "report.md").read_text(encoding="utf-8")
     return page.partition("\n")[2].replace("\n## ", "\n### ").strip()
+
+
+def _measured_as(recipe: Recipe, draft: Path, layer: int | None) -> set[str]:
+    """What eval calls this draft; the folder alone is its default exit."""
+    if not isinstance(recipe.draft, ExitsDraft):
+        return {str(draft)}
+    default = json.loads((draft / "drafter.json").read_text(encoding="utf-8"))["settings"]["default"]
+    layers = [one.layer for one in recipe.draft.exits] if layer is None else [layer]
+    return {f"{draft}:{one}" for one in layers} | ({str(draft)} if default in layers else set())

@@ -9,28 +9,39 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from draftsmith.distill.rollout import ends
 from draftsmith.recipes import Recipe, runs
+from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.cache import positions
 from draftsmith.specdec.drafters.trimmed import FILE as IDS
 from draftsmith.specdec.models import compatible, load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet, resolve
+from draftsmith.train.export.exits_folder import OneExit, as_model
+from draftsmith.train.export.proof import safe
 
 
 class Fit(NamedTuple):
-    """A run's best draft with the ends of its target set, the target's tokenizer and config; `notes` are what a user should know."""
+    """A run's best draft with the ends of its target set, the target's tokenizer and config; `notes` are what a user should know.
+
+    Of a draft of kind exits it is one `exit` as a model, and `source` holds heads.
+    """
 
     draft: PreTrainedModel
     tokenizer: Any
     target: Any
     source: Path
     notes: list[str]
+    exit: OneExit | None
+
+    @property
+    def layer(self) -> int | None:
+        return self.exit.layer if self.exit is not None else None
 
 
 def fit(recipe: Recipe) -> Fit:
     """The draft to be exported; ValueError where an engine would refuse it, abort, or accept nothing of it."""
     source = runs.find_draft(recipe.folder, "best")
     safe(source)
-    with quiet():
-        draft = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True)
+    exit_ = as_model(recipe, source) if isinstance(recipe.draft, ExitsDraft) else None
+    draft = exit_.model if exit_ is not None else _plain(source)
     tokenizer = load_tokenizer(recipe.target.model)
     target = config_of(recipe.target.model)
     rows(draft, target)
@@ -42,7 +53,13 @@ def fit(recipe: Recipe) -> Fit:
         notes.append(
             "this draft says some ids only, which Draftsmith's decoder alone knows of: an engine drafts from all of its rows"
         )
-    return Fit(draft, tokenizer, target, source, [one for one in notes if one])
+    return Fit(draft, tokenizer, target, source, [one for one in notes if one], exit_)
+
+
+def _plain(source: Path) -> PreTrainedModel:
+    with quiet():
+        draft: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True)
+    return draft
 
 
 def config_of(name: str) -> Any:
@@ -81,14 +98,3 @@ def context(draft: Any, target: Any) -> str:
 def shared_positions(draft: Any, target: Any) -> int | None:
     """How long a text the pair can serve."""
     return min((one for one in (positions(draft), positions(target)) if one), default=None)
-
-
-PLAIN = {".json", ".safetensors", ".jinja", ".md", ".sh", ".txt", ".gguf", ".yaml", ".model"}
-
-
-def safe(folder: Path) -> None:
-    """ValueError where a folder holds anything but text and tensors: a pickle runs what it likes when it is loaded."""
-    if strange := sorted(one.name for one in folder.rglob("*") if one.is_file() and one.suffix not in PLAIN):
-        raise ValueError(
-            f"{folder} holds {', '.join(strange[:5])}; a draft is text and safetensors, and pickles are never loaded or written"
-        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -10,13 +13,15 @@ from transformers import PreTrainedModel
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder
 from draftsmith.specdec.models import load_model
-from draftsmith.specdec.places import locate, resolve
+from draftsmith.specdec.places import locate, quiet, resolve
+from draftsmith.train.export import proof
 from draftsmith.train.export.card import card, licence
-from draftsmith.train.export.conditions import Fit, fit, safe, shared_positions
+from draftsmith.train.export.conditions import Fit, fit, shared_positions
 from draftsmith.train.export.gguf_file import write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, copied, vocabulary
+from draftsmith.train.export.proof import free_place, safe
 from draftsmith.train.export.serve import llama_cpp, write_script
-from draftsmith.train.export.transformers_folder import bytes_of, free_place, in_a_fresh_process
+from draftsmith.train.export.transformers_folder import bytes_of
 
 
 def export(recipe: Recipe, force: bool = False) -> Path:
@@ -29,9 +34,10 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     pair = fit(recipe)
     rows = int(pair.target.vocab_size)
     words = copied(given, rows) if given is not None and given.suffix == ".gguf" else _words(recipe, pair, rows)
-    with whole_folder(place, bytes_of(pair)) as folder:
+    with whole_folder(place, bytes_of(pair) * (1 if pair.exit is None else 2)) as folder:
         name = f"{recipe.name}, a draft for {Path(recipe.target.model).name}"
-        said = [_write(recipe, folder / "draft.gguf", pair.draft, words, str(pair.source), name)]
+        with _source(pair, folder) as source:
+            said = [_write(recipe, folder / "draft.gguf", pair.draft, words, str(source), name)]
         if how.models == "both":
             target = load_model(recipe.target.model)
             said.append(
@@ -40,12 +46,24 @@ def export(recipe: Recipe, force: bool = False) -> Path:
         served = "target.gguf" if how.models == "both" else str(given.resolve()) if given is not None and given.is_file() else None
         write_script(folder, llama_cpp(served, recipe.train.k, shared_positions(pair.draft.config, pair.target)))
         use, notes = "sh serve.sh" + ("" if served else " TARGET.gguf"), [*pair.notes, *words.notes]
-        (folder / "README.md").write_text(card(recipe, "; ".join(said), use, notes, "gguf"), encoding="utf-8")
+        (folder / "README.md").write_text(card(recipe, "; ".join(said), use, notes, "gguf", pair.layer), encoding="utf-8")
         safe(folder)
     print(f"exported {place}: " + "; ".join(said))
     for note in (*notes, f"use it: {use}"):
         print(note)
     return place
+
+
+@contextmanager
+def _source(pair: Fit, folder: Path) -> Iterator[Path]:
+    """The draft as a folder that a fresh process can load. An exit is a model in memory only, so it is written for as long as it is looked at."""
+    if pair.exit is None:
+        yield pair.source
+        return
+    with TemporaryDirectory(dir=folder) as place:
+        with quiet():
+            pair.draft.save_pretrained(place)
+        yield Path(place)
 
 
 def _words(recipe: Recipe, pair: Fit, rows: int) -> Vocabulary:
@@ -56,10 +74,10 @@ def _write(recipe: Recipe, path: Path, model: PreTrainedModel, words: Vocabulary
     """Write one file and prove it -> what to say of it."""
     about = {"name": name, "description": "made with Draftsmith"} | ({"license": theirs} if (theirs := licence(recipe)) else {})
     written = write_gguf(path, model, words, recipe.export.quantization, about)
-    proof = in_a_fresh_process("prove_gguf", str(path), source, recipe.target.model, recipe.export.quantization)
+    found = proof.in_a_fresh_process("prove_gguf", str(path), source, recipe.target.model, recipe.export.quantization)
     spared = f", {len(written.spared)} of them f16, for their rows are no whole blocks" if written.spared else ""
-    exact = "equal to the source's" if not proof["largest"] else f"at most {proof['largest']:.2g} from the source's"
-    return f"{path.name}: {written.tensors} tensors{spared}, read back in a fresh process, {exact}; {_ran(proof['llama_cpp'])}"
+    exact = "equal to the source's" if not found["largest"] else f"at most {found['largest']:.2g} from the source's"
+    return f"{path.name}: {written.tensors} tensors{spared}, read back in a fresh process, {exact}; {_ran(found['llama_cpp'])}"
 
 
 def _ran(answer: dict[str, Any] | None) -> str:

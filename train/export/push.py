@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from draftsmith.train.export.conditions import safe
+from draftsmith.train.export.proof import safe
 
 
 def push(folder: Path, repo: str, public: bool = False) -> str:

@@ -9,7 +9,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from draftsmith.distill import Batch, Signal, collate
-from draftsmith.distill.batch import Example
+from draftsmith.distill.batch import Example, in_batches
 from draftsmith.distill.teacher import HiddenTeacher, Teacher
 from draftsmith.distill.top_k import Listened, TopK, top_k
 from draftsmith.train.stored.columns import About, to_listened
@@ -27,8 +27,7 @@ def ask_live(
     @torch.no_grad()
     def ask(rows: list[Example]) -> list[Listened]:
         said: list[Listened] = []
-        for at in range(0, len(rows), batch_size):
-            batch = collate(rows[at : at + batch_size]).to(device)
+        for batch in in_batches(rows, device, batch_size):
             hidden = teacher.hidden(batch)
             parts = [top_k(teacher.head(some), k, temperature, support) for some in hidden.split(chunk)]
             whole = [None if part[0] is None else torch.cat(part).cpu() for part in zip(*parts, strict=True)]

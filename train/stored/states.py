@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.distill import Batch, LiveTeacher, collate
-from draftsmith.distill.batch import Example, Row
+from draftsmith.distill.batch import Example, Row, in_batches
 from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
@@ -87,7 +87,7 @@ class StoredTeacher:
                 raise ValueError(f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew")
             return
         device = self._teacher.target.device
-        states = torch.cat([self._teacher.hidden(collate(shard[at : at + 8]).to(device)) for at in range(0, len(shard), 8)])
+        states = torch.cat([self._teacher.hidden(batch) for batch in in_batches(shard, device)])
         with whole_file(path) as beside:
             save_file({"states": states.cpu().contiguous()}, beside, metadata=about)
 

@@ -1,0 +1,37 @@
+"""What every section of a recipe is made of: it is closed and frozen, and takes no boolean for a number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationInfo, field_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would take true for 1; no key of a recipe is a boolean. `precision: false` is what old YAML makes of `no`.
+        if isinstance(value, bool) and not (value is False and info.field_name == "precision"):
+            raise ValueError("a number or a text is needed")
+        return value
+
+
+def once(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError("each at most once")
+    return values
+
+
+one_or_list = Discriminator(lambda value: "list" if isinstance(value, list) else "name")
+
+
+class SamplingSettings(Closed):
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
