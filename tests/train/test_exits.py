@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from draftsmith.distill.making.cut import cut
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load, load_drafter
-from draftsmith.train.export import proof, prove, prove_gguf
+from draftsmith.train.export import exits_folder, proof, prove, prove_gguf
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from runs import inside, write_run
@@ -149,6 +150,10 @@ def test_an_exit_is_a_draft_for_every_engine(finished: Path, tmp_path: Path, mon
     recipe = write_run(finished, 16, draft=DRAFT, train=TRAIN)
     pair = fit(load_recipe(recipe, ["export.exit=2"]))
     assert (pair.layer, pair.draft.config.eos_token_id, pair.draft.config.num_hidden_layers) == (2, 2, 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(exits_folder, "stand_alone", lambda target, layer, head: cut(target, list(range(layer)), tied=False))
+        with pytest.raises(RuntimeError, match=r"the exit after layer 2 as a model gives logits up to .* nothing was exported"):
+            fit(load_recipe(recipe, ["export.exit=2"]))
     place, target = finished / "runs" / "small" / "export", load(finished / "target")
     for format in ("gguf", "vllm", "sglang", "openvino"):
         words = ("export.exit=2", "export.split=gpt-2", "export.quantization=f32", "--format", format)

@@ -142,6 +142,24 @@ def test_a_folder_with_a_key_too_many_or_too_few_is_not_proved(tmp_path: Path) -
         prove.reload(str(place))
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"fingerprint": "0"}, r"finds another draft in the folder than was written \(fingerprint 0 for"),
+        ({"tied": True}, r"\(tied True for False\); nothing was exported"),
+        ({"equal": 1}, "with this draft only 1 of 2 greedy answers equal the target's own; nothing was exported"),
+    ],
+)
+def test_what_a_fresh_process_finds_otherwise_is_not_exported(
+    found: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = a_run(tmp_path)
+    monkeypatch.setitem(HERE, "prove", lambda *words: {**prove.prove(*words), **found})
+    with pytest.raises(RuntimeError, match=message):
+        EXPORTS["transformers"](recipe, False)
+    assert list((recipe.folder / "export").iterdir()) == []
+
+
 def test_a_gguf_that_is_not_its_source_is_not_proved(tmp_path: Path) -> None:
     recipe = a_run(tmp_path)
     file = EXPORTS["gguf"](with_export(recipe, quantization="f32", split="gpt-2"), False) / "draft.gguf"
