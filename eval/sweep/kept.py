@@ -80,7 +80,8 @@ def write_done(folder: Path, prompt: Prompt, done: Done) -> None:
 
 
 def _measurement(line: dict[str, Any]) -> Measurement:
-    return Measurement(**{name: tuple(value) if isinstance(value, list) else value for name, value in line.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
+    return Measurement(**fields)
 
 
 def _digest(prompt: Prompt) -> str:

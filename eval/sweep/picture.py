@@ -17,10 +17,10 @@ from draftsmith.recipes.files import whole_file
 
 COLOURS = "PuOr_r"  # two hues that the colour-blind tell apart, pale at 1, where speculation gains nothing
 LEAST = 1.05  # the scale's upper end at least, so that noise around 1 does not fill it
-TICKS = {
-    1.6: (0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5),
-    20.0: (0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0),
-}  # up to this speed-up
+FINE, COARSE = (
+    (0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5),
+    (0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0),
+)
 
 
 def draw(sweep: dict[str, Any], path: Path) -> None:
@@ -41,7 +41,7 @@ def draw(sweep: dict[str, Any], path: Path) -> None:
         axes.set_yticks(range(len(order)), [drafters[place] if layers is None else layers[place] for place in order])
     family = None if layers is None else layer_of(drafters[0])
     panels[0].set_ylabel("drafter" if family is None else "exit after layer" + ("" if family[0] == "exit" else f", {family[0]}"))
-    shown = [one for one in next((ticks for up_to, ticks in TICKS.items() if most <= up_to), (1.0,)) if 1 / most <= one <= most]
+    shown = [one for one in (FINE if most < max(FINE) else COARSE) if 1 / most <= one <= most]
     bar = figure.colorbar(ScalarMappable(norm, COLOURS), ax=panels, label="speed-up over plain decoding")
     bar.set_ticks(shown, labels=[f"{one:g}" for one in shown])
     bar.minorticks_off()
