@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from draftsmith.eval.sweep import run
 from draftsmith.eval.sweep.asked import asked_of, every_layer, folder_of, layer_of
-from draftsmith.eval.sweep.picture import layer_axis
+from draftsmith.eval.sweep.costs import Cost
+from draftsmith.eval.sweep.kept import Started, read_started, write_started
+from draftsmith.eval.sweep.picture import draw, layer_axis
 from draftsmith.recipes import load_recipe
 from runs import inside, write_run
 from tiny import tiny_folder
@@ -191,6 +194,32 @@ def test_overrides_of_a_recipe_go_behind_it(tmp_path: Path) -> None:
     assert "eval.nothing: no such key" in done.stderr
     done = inside("sweep", path, "--k", "0", "--drafters", "exit:1")
     assert "--k 0 asked" in done.stderr
+
+
+def test_prompts_of_a_sweep_without_its_clocks_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "of another question"}\n')
+    write_started(tmp_path, {"k": [1]}, Started(0.1, {"exit:1, k = 1": Cost(0.1, 1.2, 0.0, 1.0)}, ""))
+    assert not (tmp_path / "prompts.jsonl").exists()
+    assert read_started(tmp_path, {"k": [1]}) == Started(0.1, {"exit:1, k = 1": Cost(0.1, 1.2, 0.0, 1.0)}, "")
+
+
+def test_the_picture_has_two_panels_on_one_scale_and_layers_in_their_order(tmp_path: Path) -> None:
+    speeds = {("exit:6", 1): (0.91, 0.81), ("exit:6", 4): (0.92, 0.82), ("exit:3", 1): (1.41, 1.31), ("exit:3", 4): (1.42, 1.32)}
+    cells = [
+        {"drafter": drafter, "k": k, "predicted": {"speed_up": said}, "measured": {"speed_up": {"value": found}}}
+        for (drafter, k), (said, found) in speeds.items()
+    ]
+    about = {"drafters": ["exit:6", "exit:3"], "k": [1, 4], "cells": cells, "recommendation": {"text": "Use exit:3. Chosen on the"}}
+    draw(about, tmp_path / "sweep.svg")
+    said = re.findall(r"<!-- (.*?) -->", (tmp_path / "sweep.svg").read_text())  # matplotlib writes each text beside its outlines
+    assert [one for one in said if re.fullmatch(r"[01]\.\d\d", one) and one not in ("0.67", "0.95", "1.05", "1.25")] == [
+        "1.41", "1.42", "0.91", "0.92", "1.31", "1.32", "0.81", "0.82",
+    ]  # fmt: skip
+    ticks = [one for one in said if one in ("1", "3", "4", "6")]
+    assert ticks[:4] == ["1", "4", "3", "6"]
+    for word in ("predicted; best 1.42", "measured; best 1.32", "exit after layer", "k, drafted tokens a round", "Use exit:3."):
+        assert word in said, word
+    assert said.count("speed-up over plain decoding") == 1
 
 
 def test_names_of_several_layers() -> None:

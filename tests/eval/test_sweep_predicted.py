@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from draftsmith.eval.bench import Arm
+from draftsmith.eval.sweep import costs as clocks
 from draftsmith.eval.sweep.chances import chances, target_chances
 from draftsmith.eval.sweep.costs import Clocked, Cost, Stopwatch, costs, in_plain_steps
 from draftsmith.eval.sweep.predicted import Answer, predict, rounds
@@ -180,6 +181,14 @@ def test_the_clocks_run_on_every_setting() -> None:
     assert set(found) == {"a", "b", "c"}
     assert all(min(each) > 0 for each in found.values())
     assert steps == list(range(1, 11))  # two texts, three settings, plain decoding beside each of two drafters
+
+
+def test_only_whole_blocks_are_clocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Clocked] = {}
+    monkeypatch.setattr(clocks, "in_plain_steps", lambda plain, found, ks: (1.0, seen.update(found)))
+    target = tiny("llama", seed=2)
+    costs(target, [PROMPT], [Arm("all accepted", EarlyExitDrafter(target, 3), 3)], Sampling(), 0, VOCABULARY)
+    assert [one.k for one in seen["all accepted"].rounds] == [3, 3]  # of 12 tokens the prefill's, two blocks, and a shorter one
 
 
 def test_the_stopwatch_is_a_fixed_pace() -> None:
