@@ -2,6 +2,7 @@
 
 from draftsmith.distill.batch import Batch, collate
 from draftsmith.distill.draft import DistillDraft
+from draftsmith.distill.early_exit import DistillExits
 from draftsmith.distill.losses import DIVERGENCES, LOSSES, acceptance, loss_named
 from draftsmith.distill.making.cut import cut
 from draftsmith.distill.making.drafts import CutDraft, WholeDraft
@@ -18,6 +19,7 @@ __all__ = [
     "CutDraft",
     "Dense",
     "DistillDraft",
+    "DistillExits",
     "Listened",
     "LiveTeacher",
     "Loss",

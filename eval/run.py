@@ -22,6 +22,7 @@ from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.runs import find_draft
 from draftsmith.specdec import Sampling, load, load_drafter
+from draftsmith.specdec.drafters import exit_of
 from draftsmith.specdec.places import revision
 from draftsmith.specdec.prepare import prepare_for_decoding
 from draftsmith.specdec.prepare import report as report_of
@@ -36,7 +37,8 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     places = [place_of(folder, one.drafter) for one in settings.candidates]
     name = revision(recipe.target.model)
     for place in places:
-        refuse_another_target(Path(place if Path(place).exists() else place.rpartition("+")[2]), name)
+        draft = place if Path(place).exists() else place.rpartition("+")[2]
+        refuse_another_target(Path((exit_of(draft) or (draft, 0))[0]), name)
     torch.set_num_threads(settings.threads)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     arms = [
@@ -99,9 +101,10 @@ def _report(
 
 
 def place_of(folder: Path, drafter: str) -> str:
-    """A candidate's name with the run's own draft in the place of `run:...`."""
+    """A candidate's name with the run's own draft in the place of `run:...`; the layer of an exit stays behind it."""
     lookup, plus, model = drafter.rpartition("+")
-    return f"{lookup}{plus}{find_draft(folder, model[4:])}" if model.startswith("run:") else drafter
+    which, colon, layer = model[4:].partition(":")
+    return f"{lookup}{plus}{find_draft(folder, which)}{colon}{layer}" if model.startswith("run:") else drafter
 
 
 def prepare_all(target: Any, arms: list[Arm]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from draftsmith.recipes.fields import Closed, Positive, once, one_or_list
 
@@ -78,12 +78,47 @@ class CheckpointDraft(_Said):
     lora: Lora | None = Field(None, description="train adapters only; none: every weight")
 
 
+class Exit(Closed):
+    """An exit after one of the target's layers, and what is trained for it."""
+
+    layer: Positive = Field(description="of the target, counted from 1: how many run before it")
+    head: Literal["adapter", "block", "lora"] = Field(
+        "adapter", description="a norm and a map; one more transformer block and these; low-rank adapters on its layers and these"
+    )
+    rank: Annotated[int, Field(ge=0)] = Field(64, description="of the map; 0: a square matrix")
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="in the loss and in the figure that checkpoints are chosen by")
+    lora: Lora | None = Field(None, description="of head lora; none given: rank 16, alpha 32")
+
+    @model_validator(mode="after")
+    def _lora_is_for_lora(self) -> Exit:
+        if self.lora is not None and self.head != "lora":
+            raise ValueError(f"lora settings belong to head lora, and this exit has head {self.head}")
+        return self
+
+
+def _apart(exits: list[Exit]) -> list[Exit]:
+    once([one.layer for one in exits])
+    return exits
+
+
+class ExitsDraft(_Said):
+    """Heads for early exits of the target, which is frozen and drafts for itself (docs/exit_heads.md)."""
+
+    kind: Literal["exits"] = "exits"
+    exits: Annotated[list[Exit], Field(min_length=1), AfterValidator(_apart)]
+    warm_start: Literal["ridge", "none"] = "ridge"
+    warm_start_tokens: Positive = Field(12000, description="scored tokens that the ridge regression sees")
+
+
 def _kind(value: Any) -> str:
     """A draft that does not say its kind is one of layers."""
     return str(value.get("kind", "layers") if isinstance(value, dict) else getattr(value, "kind", "layers"))
 
 
 Draft = Annotated[
-    Annotated[LayersDraft, Tag("layers")] | Annotated[WidthDraft, Tag("width")] | Annotated[CheckpointDraft, Tag("checkpoint")],
+    Annotated[LayersDraft, Tag("layers")]
+    | Annotated[WidthDraft, Tag("width")]
+    | Annotated[CheckpointDraft, Tag("checkpoint")]
+    | Annotated[ExitsDraft, Tag("exits")],
     Discriminator(_kind),
 ]

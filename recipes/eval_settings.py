@@ -14,7 +14,7 @@ class Candidate(Closed):
     """A way of drafting to be measured."""
 
     drafter: str = Field(
-        description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest, a folder, a hub id, or ngram+ and one of these"
+        description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest (of exits :N behind it), a folder, a hub id, or ngram+ and one of these"
     )
     k: Positive | Literal["adaptive"] = Field(4, description="tokens drafted a round; adaptive: whatever pays, none included")
     name: str | None = None
@@ -23,8 +23,11 @@ class Candidate(Closed):
     @classmethod
     def _known(cls, value: str) -> str:
         kind, colon, rest = value.rpartition("+")[2].partition(":")
-        if kind == "run" and colon and rest not in NAMED:
-            raise ValueError(f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}")
+        which, _, layer = rest.partition(":")
+        if kind == "run" and colon and (which not in NAMED or not (layer or "1").isdigit()):
+            raise ValueError(
+                f"a run's drafts are {', '.join(f'run:{one}' for one in NAMED)}, and run:best:6 the exit after layer 6"
+            )
         if kind in ("exit", "ngram") and (colon or kind == "exit") and not rest.isdigit():
             raise ValueError(f"{kind} takes a whole number, as in {kind}:4")
         return value

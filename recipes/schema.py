@@ -9,14 +9,14 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from draftsmith.recipes.data_settings import Data
-from draftsmith.recipes.draft_kinds import CheckpointDraft, Draft, LayersDraft, Lora, WidthDraft
+from draftsmith.recipes.draft_kinds import CheckpointDraft, Draft, Exit, ExitsDraft, LayersDraft, Lora, WidthDraft
 from draftsmith.recipes.eval_settings import Candidate, Eval
 from draftsmith.recipes.fields import Closed, Positive, SamplingSettings
 from draftsmith.recipes.loss_names import LOSSES
 from draftsmith.recipes.train_settings import OnPolicy, Train
 
 __all__ = [
-    "LOSSES", "Candidate", "CheckpointDraft", "Data", "Draft", "Eval", "Export", "LayersDraft", "Lora", "OnPolicy", "Recipe",
+    "LOSSES", "Candidate", "CheckpointDraft", "Data", "Draft", "Eval", "Exit", "ExitsDraft", "Export", "LayersDraft", "Lora", "OnPolicy", "Recipe",
     "SamplingSettings", "Server", "Target", "Train", "WidthDraft",
 ]  # fmt: skip
 
@@ -47,7 +47,12 @@ class Server(Closed):
 
 
 class Export(Closed):
-    format: Literal["transformers"] = "transformers"
+    format: Literal["transformers", "exits"] = Field(
+        "transformers", description="a model of its own (of exits one, as far as its layer), or the heads of a draft of kind exits"
+    )
+    exit: Annotated[int, Field(ge=0)] = Field(
+        0, description="layer of the exit that becomes a model; 0: the one that its folder names best"
+    )
 
 
 class Recipe(Closed):
@@ -82,6 +87,27 @@ class Recipe(Closed):
         if self.server is not None and train.teacher == "stored" and (train.temperature != 1 or train.support == "answers"):
             raise ValueError(
                 "a server gives laws at temperature 1 over all ids: with teacher: stored, train.temperature must be 1 and train.support all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _exits(self) -> Recipe:
+        if not isinstance(self.draft, ExitsDraft):
+            if self.export.format == "exits" or self.export.exit:
+                raise ValueError(
+                    f"export.format exits and export.exit belong to a draft of kind exits; this one is of kind {self.draft.kind}"
+                )
+            return self
+        if self.train.teacher != "live":
+            raise ValueError(
+                "exits are taught by the last layer of the same forward that gives their states, so what the target said is of no use on "
+                f"disk: a draft of kind exits needs train.teacher live, found {self.train.teacher}"
+            )
+        if self.train.on_policy is not None:
+            raise ValueError("train.on_policy is not offered for a draft of kind exits: several exits would each write other rows")
+        if self.export.exit and self.export.exit not in [one.layer for one in self.draft.exits]:
+            raise ValueError(
+                f"export.exit names layer {self.export.exit}, and the draft's exits are after {[one.layer for one in self.draft.exits]}"
             )
         return self
 

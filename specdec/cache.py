@@ -1,8 +1,7 @@
-"""The only file that touches transformers' cache: a language model that can be fed tokens and made to forget them."""
+"""A language model that can be fed tokens and made to forget them; transformers' cache is touched here and in cache_layers.py alone."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, MistralConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+
+from draftsmith.specdec.cache_layers import gives_nothing_back, new_cache, positions, records_past
 
 COUNTS_COLUMNS = {"mpt"}  # its ALiBi distances are taken between cache columns, used or not, whatever position_ids say
-ROLLS_BACK = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # for transformers that have no `is_croppable` yet
 
 
 class CachedLM:
@@ -23,7 +23,7 @@ class CachedLM:
     uses any more are cut off the end. Zeroing such columns instead would leak: a key of zeros still draws attention.
     """
 
-    def __init__(self, model: PreTrainedModel, batch_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, batch_size: int, cache: DynamicCache | None = None) -> None:
         if model.config.is_encoder_decoder:
             raise ValueError(f"{type(model).__name__} is an encoder-decoder; only decoder-only models can be decoded here")
         self.model = model
@@ -31,10 +31,8 @@ class CachedLM:
         self._device = model.device  # a walk of the module tree each time it is asked
         self.config = model.config.get_text_config()
         self.max_positions = positions(self.config)
-        self._cache = DynamicCache(config=model.config)
+        self._cache = new_cache(model.config) if cache is None else cache
         self._records_past = records_past()
-        if self._records_past:
-            self._cache.activate_past_recording()  # sliding layers keep what a rollback needs; before the first forward
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5.24
         self._columns = 0
@@ -69,7 +67,7 @@ class CachedLM:
         """Feed `ids` [B, T] of which only `valid` [B, T] exist (None: all) -> logits [B, T, V], hidden states ([B, T, H] a layer).
 
         `hidden_layers` counts as transformers does: 0 is the embedding, i the output of layer i, the last one normed.
-        `keep` limits the logits to the last `keep` columns, since the head is most of the cost of a prefill.
+        `keep` limits the logits to the last `keep` columns, since the head is most of the cost of a prefill; 0 leaves the head out.
         """
         batch, columns = ids.shape
         if batch != self.batch_size or (valid is not None and valid.shape != ids.shape):
@@ -87,14 +85,15 @@ class CachedLM:
         if mask is not None:
             settings["attention_mask"] = mask.long()
             settings["position_ids"] = (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -columns:]
-        if keep is not None:
+        if keep:
             settings["logits_to_keep"] = keep
         if hidden_layers:
             settings["output_hidden_states"] = True
         with _evaluating(self._modules):
-            out = self.model(input_ids=ids.to(self._device), **settings)
+            out = (self.model.base_model if keep == 0 else self.model)(input_ids=ids.to(self._device), **settings)
         self._mask, self._columns = mask, self._columns + columns
-        return out.logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
+        logits = out.logits if keep != 0 else torch.empty(batch, 0, 0, device=self._device)
+        return logits, tuple(out.hidden_states[layer] for layer in hidden_layers)
 
     def forget(self, n: Tensor | Sequence[int]) -> None:
         """Drop the last n[b] live tokens of row b, n [B] >= 0; the next `extend` goes on from there."""
@@ -134,12 +133,11 @@ class CachedLM:
         """Why this model's cache cannot forget, or None where it can. Asked after the first `extend`, which builds the layers."""
         if self._rolls_back:
             return None
-        for layer in self._cache.layers:
-            if not getattr(layer, "is_croppable", type(layer).__name__ in ROLLS_BACK):
-                return (
-                    f"{type(self.model).__name__} keeps a {type(layer).__name__}, which cannot give back refused tokens: "
-                    "speculation would not be lossless. Decode it without a drafter."
-                )
+        if layer := gives_nothing_back(self._cache):
+            return (
+                f"{type(self.model).__name__} keeps a {layer}, which cannot give back refused tokens: "
+                "speculation would not be lossless. Decode it without a drafter."
+            )
         self._rolls_back = self._columns > 0
         return None
 
@@ -200,38 +198,6 @@ class CachedLM:
                 raise ValueError(self._loses_tokens(window, columns))
             if self.cannot_roll_back() is not None:
                 raise ValueError(f"{type(layer).__name__} cannot skip padding; decode one prompt at a time")
-
-
-@functools.cache
-def records_past() -> bool:
-    """Whether this transformers can roll sliding layers back exactly; versions up to 5.12 never can, and some after it fail
-    where a second forward comes before the rollback. So it is tried."""
-    cache = DynamicCache(config=MistralConfig(num_hidden_layers=1, sliding_window=2))
-    if not hasattr(cache, "activate_past_recording"):
-        return False
-    cache.activate_past_recording()
-    for width, wanted in ((3, 3), (2, 3)):  # the window's one token before the block, and the block
-        keys, _ = cache.update(torch.zeros(1, 1, width, 1), torch.zeros(1, 1, width, 1), 0)
-        if keys.shape[-2] != wanted:
-            return False
-    return True
-
-
-def positions(config: Any) -> int | None:
-    """How many tokens a row may hold, or None where nothing limits it.
-
-    Rotary scalings that change with the length of the call (longrope, dynamic) are served up to where they change: a block
-    that crosses it would turn the positions of tokens before it, and keys cached earlier keep the old ones.
-    """
-    limit: Any = getattr(config, "max_position_embeddings", None) or None
-    scaling = getattr(config, "rope_parameters", None) or {}
-    for one in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
-        if one.get("rope_type") in ("longrope", "dynamic"):
-            changes_at = (
-                one.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None) or limit
-            )
-            limit = min(one for one in (limit, changes_at) if one)
-    return limit
 
 
 @contextmanager

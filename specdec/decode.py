@@ -18,6 +18,7 @@ from draftsmith.specdec.result import Generation, Written, warnings
 from draftsmith.specdec.sampling import Sampling, to_probs
 from draftsmith.specdec.scores import Scores, own_logprobs
 from draftsmith.specdec.settings import Settings, checked
+from draftsmith.specdec.split import SplitLM
 from draftsmith.specdec.text import StopStrings
 from draftsmith.specdec.verify import VERIFY, Verdict, verify_greedy
 
@@ -89,10 +90,16 @@ class _Run:
         self.stops = [StopStrings(tokenizer, asked.stop_strings, prompt) for prompt in prompts] if asked.stop_strings else None
         self.layers = drafter.hidden_layers if drafter is not None else ()
         self.can_select = drafter is None or hasattr(drafter, "select")
-        self.lm = CachedLM(target, len(prompts))
+        self.lm: CachedLM | SplitLM = CachedLM(target, len(prompts))
         self.lm.refuse_ahead(_columns(prompts, asked, drafter is not None), drafter is not None)
         if drafter is not None:
             self.refuse_the_pair()
+            if share := getattr(drafter, "share", None):
+                began = time.perf_counter()
+                self.lm = share(self.lm)
+                clock += (
+                    time.perf_counter() - began
+                )  # what it tries, once a drafter, is no part of a prefill that a pace may learn from
         self.prefill(prompts, clock)
 
     def refuse_the_pair(self) -> None:

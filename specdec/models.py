@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from draftsmith.specdec.places import locate, quiet, resolve
 
 T = TypeVar("T")
+NORMS = ("norm", "ln_f", "final_layernorm")
 
 
 class Loaded(NamedTuple):
@@ -113,6 +114,17 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         if isinstance(getattr(body, name, None), nn.ModuleList):
             return name, getattr(body, name)
     raise ValueError(f"{type(model).__name__} keeps its blocks neither in .layers nor in .h; its layers cannot be taken apart here")
+
+
+def final_norm(model: PreTrainedModel) -> tuple[str, nn.Module]:
+    """The name, within the model's body, and the module of the norm between its last block and its head."""
+    body = getattr(model, model.base_model_prefix)
+    for name in NORMS:
+        if isinstance(getattr(body, name, None), nn.Module):
+            return name, getattr(body, name)
+    raise ValueError(
+        f"{type(model).__name__} keeps its final norm under none of {', '.join(NORMS)}; its exits can get no norm of their own here"
+    )
 
 
 def shell(module: PreTrainedModel) -> PreTrainedModel:

@@ -25,7 +25,7 @@ def save(
     step: int,
     objective: Objective,
     accelerator: Accelerator,
-    held_out: dict[str, float],
+    held_out: dict[str, Any],
     plan: dict[str, Any],
     keep: int,
     needs: int,

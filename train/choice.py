@@ -17,7 +17,7 @@ class Choice:
         self.step = 0  # of the best
         self.since = 0  # evaluations
 
-    def see(self, step: int, held_out: dict[str, float]) -> bool:
+    def see(self, step: int, held_out: dict[str, Any]) -> bool:
         """Is this the best evaluation so far? One that only equals the best is none, and wears patience."""
         better = self.best is None or held_out[self.by] > self.best
         if better:

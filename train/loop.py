@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -89,14 +89,16 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
 
 
 @torch.no_grad()
-def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator, k: int = 4) -> dict[str, float]:
+def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerator, k: int = 4) -> dict[str, Any]:
     """Means over the scored tokens of held-out batches, each process doing its share: loss, acceptance, agreement, and the expected
     tokens of a call that drafts `k` (`block_length` at temperature 1, `greedy_block_length` at 0), a block from every scored position.
 
-    `_at_most` figures differ from the others only for a teacher that knows its law in part.
+    `_at_most` figures differ from the others only for a teacher that knows its law in part. Of an objective that teaches several drafts
+    (`distill.objective.Several`) they are means by their shares, and `parts` has those of each, which the objective is told.
     """
+    parts: Any = getattr(objective, "shares", {})
     names = (
-        "loss", "acceptance", "acceptance_at_most", "agreement", "block_length", "block_length_at_most", "greedy_block_length", "scored",
+        "loss", "acceptance", "acceptance_at_most", "agreement", *BLOCKS, *(f"{part}/{one}" for part in parts for one in OF_A_PART), "scored",
     )  # fmt: skip
     sums = dict.fromkeys(names, 0.0)
     # On the bare module: a wrapped one talks to the other processes at each forward, and they have other numbers of batches.
@@ -104,22 +106,42 @@ def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerato
     objective.trainable = accelerator.unwrap_model(wrapped)
     objective.trainable.eval()  # no dropout: held-out figures are of the draft as it will be served
     for batch in batches[accelerator.process_index :: accelerator.num_processes]:
-        loss = objective.loss(batch.to(accelerator.device))
-        if loss.each is None:
-            raise ValueError(f"{type(objective).__name__}.loss gave no `each` in eval mode; held-out blocks are judged by it")
-        figures: dict[str, Any] = {"loss": loss.total, **loss.metrics, **block_sums(batch.scored, loss.each, k)}
-        for name, value in figures.items():
+        for name, value in _figures(objective, batch.to(accelerator.device), k, parts).items():
             if name in sums:
                 sums[name] += float(value)
     objective.trainable.train()
     objective.trainable = wrapped
     *totals, scored = accelerator.reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64), "sum").tolist()
-    means = {name: total / max(scored, 1) for name, total in zip(names[:-1], totals, strict=True)}
+    means: dict[str, Any] = {name: total / max(scored, 1) for name, total in zip(names[:-1], totals, strict=True)}
     if not math.isfinite(means["block_length"]):
         raise FloatingPointError(
             f"the held-out block length is {means['block_length']}: the draft, or its teacher, gives no law. No checkpoint was made of it"
         )
+    if parts:
+        several: Any = objective
+        several.figures = {part: {one: means.pop(f"{part}/{one}") for one in OF_A_PART} for part in parts}
+        means["parts"] = several.figures
     return means | {"scored": scored}
+
+
+BLOCKS = ("block_length", "block_length_at_most", "greedy_block_length")
+OF_A_PART = ("acceptance", "agreement", "block_length", "greedy_block_length")
+
+
+def _figures(objective: Objective, batch: Batch, k: int, parts: Mapping[str, float]) -> dict[str, Any]:
+    """Sums over the scored positions of a held-out batch; of several drafts by their shares, and those of each as `draft/figure`."""
+    loss = objective.loss(batch)
+    each = {name: one for name, one in ((loss.parts or {}) if parts else {"": loss.each}).items() if one is not None}
+    if len(each) < max(len(parts), 1):
+        raise ValueError(f"{type(objective).__name__}.loss gave no `each` in eval mode; held-out blocks are judged by it")
+    figures: dict[str, Any] = {"loss": loss.total, **loss.metrics, **dict.fromkeys(BLOCKS, 0.0)}
+    for name, one in each.items():
+        own = block_sums(batch.scored, one, k)
+        for what in BLOCKS:
+            figures[what] += parts.get(name, 1.0) * own[what]
+        own |= {"acceptance": float(one.low.sum()), "agreement": float(one.agrees.float().sum())}
+        figures |= {f"{name}/{what}": value for what, value in own.items()}
+    return figures
 
 
 def learning_rate(step: int, steps: int, settings: Train) -> float:

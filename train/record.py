@@ -14,8 +14,10 @@ import torch
 from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, WholeDraft
+from draftsmith.distill.early_exit import Exits
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.train import exits
 from draftsmith.train.data.plan import Order, Rows
 
 
@@ -47,8 +49,10 @@ def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder
     )
 
 
-def describe(draft: CutDraft | WholeDraft) -> str:
+def describe(draft: CutDraft | WholeDraft | Exits) -> str:
     """What a draft is made of, in a line."""
+    if isinstance(draft, Exits):
+        return exits.describe(draft)
     text: Any = (draft.config if isinstance(draft, CutDraft) else draft.model.config).get_text_config()
     shape = f"{text.num_hidden_layers} layers, {text.num_attention_heads} heads, hidden size {text.hidden_size}"
     if isinstance(draft, WholeDraft):
@@ -57,7 +61,7 @@ def describe(draft: CutDraft | WholeDraft) -> str:
 
 
 def environment(
-    accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft | WholeDraft
+    accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft | WholeDraft | Exits
 ) -> dict[str, Any]:
     try:
         commit = subprocess.run(

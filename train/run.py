@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-from draftsmith.distill import Batch, DistillDraft, LiveTeacher
+from draftsmith.distill import Batch, DistillDraft, DistillExits, LiveTeacher
 from draftsmith.distill.batch import in_batches
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
@@ -18,13 +19,13 @@ from draftsmith.distill.making.drafts import in_float32
 from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
-from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import room_for, write_whole
 from draftsmith.recipes.paths import find
+from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
-from draftsmith.train import checkpoint
+from draftsmith.train import checkpoint, exits
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Order, Rows, micro_batches
 from draftsmith.train.launch import launched
@@ -74,6 +75,7 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
         check_layers(target, named)
+    exits.check_exits(recipe, target)
     name = revision(recipe.target.model)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -82,11 +84,11 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
     taught = _taught(recipe, target, tokenizer, name, seen, accelerator)
     objective, plan = taught.objective, seen.plan
     if not runs.steps(folder):
-        start(recipe, objective, taught.states, seen.rows, seen.held_out, accelerator)
-    if settings.precision != "no":
+        taught.begin()
+    if settings.precision != "no" and not isinstance(objective, DistillExits):  # heads see to it themselves
         in_float32(objective.draft)
     optimizer = torch.optim.AdamW(
-        [one for one in objective.draft.parameters() if one.requires_grad],
+        [one for one in taught.draft.parameters() if one.requires_grad],
         lr=settings.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
@@ -143,37 +145,48 @@ def _seen(recipe: Recipe, target: Any, tokenizer: Any, name: str, accelerator: A
 
 
 class Taught(NamedTuple):
-    """The draft before its teacher: the objective, the target's states, what the draft may say, and the bytes of a checkpoint."""
+    """What is taught: the objective, its bare module, what the draft may say, the bytes of a checkpoint, and how it starts."""
 
-    objective: DistillDraft
-    states: HiddenTeacher
+    objective: Any
+    draft: Any
     said: Trim | None
     needs: int
+    begin: Callable[[], None]
 
 
 def _taught(recipe: Recipe, target: Any, tokenizer: Any, name: str, seen: Seen, accelerator: Accelerator) -> Taught:
     settings, rows = recipe.train, seen.rows
     said = trim(recipe, rows, target, tokenizer)  # refused before the target is listened to
+    only = support(rows, said) if settings.support == "answers" else None
+    if isinstance(recipe.draft, ExitsDraft):
+        heads = exits.objective_of(recipe, recipe.draft, target, tokenizer, name, only, said)
+        needs = _with_room(recipe, exits.bytes_on_disk(heads))
+        return Taught(heads, heads.exits, said, needs, lambda: exits.start(recipe, heads, rows, seen.held_out, accelerator))
     states = with_states(recipe, LiveTeacher(target, real_ids(target, tokenizer)), rows, name, accelerator)
     with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
         draft = make(recipe, target, states, tokenizer, rows, seen.held_out, accelerator).draft
-    needs = bytes_on_disk(draft)
-    room_for(recipe.folder, (settings.keep + 2) * needs, recipe.folder / "step-N")
-    only = support(rows, said) if settings.support == "answers" else None
+    needs = _with_room(recipe, bytes_on_disk(draft))
     teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
     objective = DistillDraft(
         draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
         said.ids if said else None,
     )  # fmt: skip
-    return Taught(objective, states, said, needs)
+    return Taught(objective, draft, said, needs, lambda: start(recipe, objective, states, rows, seen.held_out, accelerator))
+
+
+def _with_room(recipe: Recipe, needs: int) -> int:
+    """The bytes of a checkpoint, of which the run's folder has room for as many as are kept."""
+    room_for(recipe.folder, (recipe.train.keep + 2) * needs, recipe.folder / "step-N")
+    return needs
 
 
 def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name: str, accelerator: Accelerator) -> None:
     folder, objective = recipe.folder, taught.objective
-    about = environment(accelerator, name, recipe, seen.rows, objective.draft)
+    about = environment(accelerator, name, recipe, seen.rows, taught.draft)
     write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
     banner(seen.rows, seen.plan, done, accelerator, folder)
-    expected = what_a_step_takes(recipe, objective, seen.rows, accelerator)
+    told = isinstance(objective, DistillExits)
+    expected = exits.memory(objective) if told else what_a_step_takes(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if taught.said:
         print(f"the draft says {taught.said}")
@@ -189,3 +202,5 @@ def _say_what_came(recipe: Recipe, plan: Order, choice: Choice) -> None:
             f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
             f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {recipe.train.k})"
         )
+        if "parts" in figures:
+            print(f"of its exits: {exits.figures(figures)}")

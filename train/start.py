@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft
-from draftsmith.distill.batch import in_batches
+from draftsmith.distill.batch import Example, in_batches
 from draftsmith.distill.making.make import Made, make_draft
 from draftsmith.distill.making.vocabulary import Trim, always_said, frequent
 from draftsmith.distill.memory import Memory, predict
@@ -20,7 +20,7 @@ from draftsmith.distill.warm.ridge import ridge
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder, write_whole
 from draftsmith.recipes.progress import Progress
-from draftsmith.recipes.schema import CheckpointDraft
+from draftsmith.recipes.schema import CheckpointDraft, ExitsDraft
 from draftsmith.specdec.models import real_ids
 from draftsmith.train.data.plan import Rows
 
@@ -66,14 +66,9 @@ def start(
     if accelerator.is_main_process:
         with whole_folder(place / "untrained") as beside:
             objective.save(beside)
-    if isinstance(made, CheckpointDraft) or made.warm_start == "none":
+    if isinstance(made, CheckpointDraft | ExitsDraft) or made.warm_start == "none":
         return
-    some, tokens = [], 0
-    for row in rows.train:
-        some.append(row)
-        tokens += row.scored
-        if tokens >= made.warm_start_tokens:
-            break
+    some = first_rows(rows, made.warm_start_tokens)
     progress = Progress("warm start", len(some), unit="rows", quiet=not accelerator.is_main_process)
     batches = [*in_batches(some, accelerator.device)]
     bridges, why = _bridged(objective.draft, made.bridge, batches, held_out)
@@ -85,6 +80,17 @@ def start(
         with whole_folder(place / "warm") as beside:
             objective.save(beside)
             (beside / "fit.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def first_rows(rows: Rows, tokens: int) -> list[Example]:
+    """The first rows, up to the one that makes their scored tokens `tokens`."""
+    some, seen = [], 0
+    for row in rows.train:
+        some.append(row)
+        seen += row.scored
+        if seen >= tokens:
+            break
+    return some
 
 
 def _bridged(

@@ -49,6 +49,13 @@ class Fitting:
             self._sums = Sums(x.shape[1], y.shape[1], x.device)
         self._sums.add(x, y)
 
+    @property
+    def moments(self) -> Tensor:
+        """X'X over the tokens seen: [F, F]."""
+        if self._sums is None:
+            raise ValueError("no scored token to fit the warm start on")
+        return self._sums.xx
+
     def fit(self, held_out: list[tuple[Tensor, Tensor]], now: Logits, start: Tensor | None = None) -> tuple[Tensor | None, Fit]:
         """The map [H, F] that accepts most on held-out pairs (x, y), None where that is `now`, and what it is worth.
 

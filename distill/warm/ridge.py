@@ -21,10 +21,12 @@ from draftsmith.distill.warm.trunk import states
 
 
 class Exit(NamedTuple):
-    """The map [H, H] from the target's states after a layer, through its final norm, to its final states; and its fit."""
+    """The map [H, H] from the target's states after a layer, through its final norm, to its final states; its fit; and the second
+    moments [H, H] of what it reads, in which a map of low rank is near it."""
 
     map: Tensor
     fit: Fit
+    moments: Tensor
 
 
 @torch.no_grad()
@@ -69,7 +71,7 @@ def exits(target: PreTrainedModel, layers: list[int], batches: Iterable[Batch], 
     unchanged = torch.eye(head.linear.weight.shape[1], device=target.device)
     for layer, fitting in fittings.items():
         solved, fit = fitting.fit([(after[layer], last) for last, after in seen], head, unchanged)
-        found[layer] = Exit(unchanged if solved is None else solved, fit)
+        found[layer] = Exit(unchanged if solved is None else solved, fit, fitting.moments)
     return found
 
 

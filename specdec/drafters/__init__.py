@@ -15,6 +15,7 @@ from draftsmith.specdec.drafters.base import Drafter, Outcome, Proposal
 from draftsmith.specdec.drafters.combined import CombinedDrafter
 from draftsmith.specdec.drafters.corpus import read_corpus
 from draftsmith.specdec.drafters.early_exit import EarlyExitDrafter
+from draftsmith.specdec.drafters.exit_files import read_exit
 from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
 from draftsmith.specdec.drafters.trimmed import read_ids
@@ -47,6 +48,15 @@ def _early_exit(folder: str, settings: dict[str, Any], target: PreTrainedModel, 
     return EarlyExitDrafter(target, **{"vocab_size": real_ids(target, tokenizer), **settings})
 
 
+def _exits(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> EarlyExitDrafter:
+    rest, place = dict(settings), Path(folder)
+    listed, layer, ids = rest.pop("exits"), rest.pop("default"), rest.pop("ids", None)
+    asked, head = read_exit(place, listed, rest.pop("layer", layer), target)
+    known = real_ids(target, tokenizer)
+    said = None if ids is None else read_ids(place / ids, known)
+    return EarlyExitDrafter(target, asked.layer, head, known, ids=said, **rest)
+
+
 def _combined(folder: str, settings: dict[str, Any], target: PreTrainedModel, tokenizer: Any) -> CombinedDrafter:
     rest = dict(settings)
     ngram = _ngram(folder, rest.pop("ngram", {}), target, tokenizer)
@@ -58,11 +68,13 @@ DRAFTERS: dict[str, Callable[[str, dict[str, Any], PreTrainedModel, Any], Drafte
     "ngram": _ngram,
     "early_exit": _early_exit,
     "combined": _combined,
+    "exits": _exits,
 }
 
 
 def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = None) -> Drafter:
-    """A drafter for `target` from `ngram`, `ngram:3` (its longest match), `exit:6` (after layer 6), or anything `load` takes;
+    """A drafter for `target` from `ngram`, `ngram:3` (its longest match), `exit:6` (after layer 6), or anything `load` takes,
+    or a folder of trained exits, `FOLDER:6` for the one after layer 6 (without a number the one that it names its best);
     `ngram+exit:6` or `ngram+FOLDER` puts the lookup before another drafter.
 
     A folder's drafter.json says its kind and settings; without one it is a model. Given the target's `tokenizer`, a
@@ -70,6 +82,8 @@ def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = Non
     """
     word, colon, number = str(name).partition(":")
     here = Path(name).exists()
+    if (of := exit_of(name)) is not None:
+        return _from_folder(*of, target, tokenizer)
     if not here and (pair := re.fullmatch(r"(ngram(?::[^+/]*)?)\+(.*)", str(name))):
         return _pair(pair[1], pair[2], target, tokenizer)
     if word in ("ngram", "exit") and not here:
@@ -80,15 +94,31 @@ def load_drafter(name: str | Path, target: PreTrainedModel, tokenizer: Any = Non
         return _ngram("", {"longest": int(number)} if number else {}, target, tokenizer)
     if not here and (near := difflib.get_close_matches(str(name).partition("+")[0], ("ngram", "exit"), n=1)):
         raise ValueError(f"{name} is no folder here; did you mean {near[0]!r}?")
+    return _from_folder(str(name), None, target, tokenizer)
+
+
+def exit_of(name: str | Path) -> tuple[str, int] | None:
+    """The folder and the layer of `FOLDER:6`; None for any other name."""
+    folder, _, number = str(name).rpartition(":")
+    here = number.isdigit() and (Path(folder) / "drafter.json").is_file() and not Path(name).exists()
+    return (folder, int(number)) if here else None
+
+
+def _from_folder(name: str, layer: int | None, target: PreTrainedModel, tokenizer: Any) -> Drafter:
     place = locate(name)
     described = place / "drafter.json" if place else None
     about: dict[str, Any] = {"kind": "model"}
     if described is not None and described.is_file():
         about = _about(described)
     build = pick(DRAFTERS, str(about.get("kind")), f"the kind of drafter in {described}")
+    settings = about.get("settings", {})
+    if layer is not None:
+        if build is not _exits:
+            raise ValueError(f"{name}:{layer}: a layer is named of a folder of exits, and this one holds a {about.get('kind')}")
+        settings = {**settings, "layer": layer}
     try:
-        return build(str(name), about.get("settings", {}), target, tokenizer)
-    except TypeError as error:
+        return build(name, settings, target, tokenizer)
+    except (TypeError, KeyError) as error:
         raise ValueError(f"{described}: its settings do not fit a drafter of kind {about.get('kind')}: {error}") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class Extras(Protocol):
 
     def read(self) -> None:
         """Read the prompt now rather than with the first proposal; asked behind `begin`, where drafting is sure."""
+
+    def share(self, lm: Any) -> Any:
+        """Before `begin`, what the decoder is to read with in place of its `CachedLM` `lm`, which has read nothing yet: `lm` itself, or
+        one that takes up what this drafter will have computed for it (`SplitLM`)."""
 
     def evidence(self) -> list[int]:
         """What each row's next proposal would rest on, before it is made: the length of a looked-up text, 0 for a model's own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
@@ -32,6 +34,9 @@ class CombinedDrafter:
     @property
     def model(self) -> torch.nn.Module:
         return self.drafter.model
+
+    def share(self, lm: Any) -> Any:
+        return self.drafter.share(lm) if hasattr(self.drafter, "share") else lm
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         self.ngram.begin(ids, valid, last)

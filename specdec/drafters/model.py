@@ -46,7 +46,7 @@ class ModelDrafter:
 
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         batch = len(ids)
-        self._lm = CachedLM(self.model, batch)
+        self._lm = self._reader(ids, valid)
         if reason := self._lm.cannot_roll_back():
             raise ValueError(f"as a draft: {reason}")
         self._rows = list(range(batch))  # which row of the prompts each row was, for the notes
@@ -58,6 +58,10 @@ class ModelDrafter:
         texts = zip(ids.tolist(), valid.tolist(), last.tolist(), strict=True)
         self._pending = [[*(one for one, real in zip(text, there, strict=True) if real), end] for text, there, end in texts]
         self._pause_strangers(self._pending)
+
+    def _reader(self, ids: Tensor, valid: Tensor) -> Any:
+        """What reads for the draft, and forgets: a cache of its own."""
+        return CachedLM(self.model, len(ids))
 
     def read(self) -> None:
         """Feed what is pending but for each row's last token, so that the first proposal is no dearer than the next."""

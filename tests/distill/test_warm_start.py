@@ -111,7 +111,7 @@ def test_exits_come_from_one_forward_and_say_what_their_maps_say(family: str) ->
     assert found[3].fit.acceptance > 0.999  # the last layer is the target
     ids = HELD_OUT[0].ids
     with torch.no_grad():
-        view = exit_view(target, 2, exit_head(target, found[2].map))
+        view = exit_view(target, 2, head=exit_head(target, found[2].map))
         wanted = Head(target)(last_hidden(exit_view(target, 2), ids) @ found[2].map.T)
         assert torch.allclose(view(input_ids=ids).logits, wanted, atol=1e-3, rtol=1e-3)
     assert all(torch.equal(one, before[name]) for name, one in target.state_dict().items())

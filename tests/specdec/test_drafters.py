@@ -22,6 +22,7 @@ from draftsmith.specdec import (
     load,
     load_drafter,
 )
+from exits import some_head
 from tiny import noisy, tiny, tiny_folder, tiny_tokenizer
 
 TARGET = tiny("llama")
@@ -30,9 +31,13 @@ MAKE: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(longest=3),
     "early_exit": lambda: EarlyExitDrafter(TARGET, 1),
     "combined": lambda: CombinedDrafter(NgramDrafter(longest=3, least=0.1), ModelDrafter(noisy(TARGET)), min_match=2),
+    "exits": lambda: EarlyExitDrafter(TARGET, *some_head(TARGET, "adapter")),
 }
 CORPUS = [[0, 1, 2, 0, 2, 1, 1], list(range(60, 0, -1)), []]
 MORE = {  # what the table's kinds leave out
+    "exits, block": lambda: EarlyExitDrafter(TARGET, *some_head(TARGET, "block")),
+    "exits, lora": lambda: EarlyExitDrafter(TARGET, *some_head(TARGET, "lora")),
+    "exits, trimmed": lambda: EarlyExitDrafter(TARGET, *some_head(TARGET, "full"), ids=torch.arange(1, 61, 3)),
     "ngram, corpus": lambda: NgramDrafter(longest=4, corpus=CORPUS, least=0.0),
     "model, trimmed": lambda: ModelDrafter(noisy(TARGET), ids=torch.arange(1, 61, 3)),
     "combined, trimmed": lambda: CombinedDrafter(

@@ -11,11 +11,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 import draftsmith.specdec.drafters.model  # noqa: F401
-from draftsmith.specdec import CombinedDrafter, ModelDrafter, NgramDrafter, Outcome, Proposal, Sampling, generate, to_probs
+from draftsmith.specdec import (
+    CombinedDrafter,
+    EarlyExitDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    Outcome,
+    Proposal,
+    Sampling,
+    generate,
+    to_probs,
+)
 from draftsmith.specdec.pace import Round
-from tiny import ScriptedLM
+from tiny import ScriptedLM, sharp
 
 MODULES = ("draftsmith.specdec.verify", "draftsmith.specdec.drafters.model")
 
@@ -223,6 +234,33 @@ def test_lookups_among_models_a_pace_and_a_processor_with_a_memory_keep_the_law(
             wanted *= float(to_probs(logits, how)[token])
         assert abs(found[text] - wanted) < 1e-6, (text, found[text], wanted)
     assert kind == "processor" or (0 in spoke and max(spoke) > 0), "both must have spoken"
+
+
+@pytest.mark.parametrize("kind", ["exit", "exit, block", "lookup and exit"])
+def test_an_exit_that_shares_the_targets_cache_keeps_the_law(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real model, two likeliest ids at each place: what the exit read ahead is part of every law that follows."""
+    config = LlamaConfig(
+        vocab_size=3, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16
+    )
+    target, how, prompt, rule = sharp(config), Sampling(2.0, top_k=2), [1, 0, 1, 2], "block" if "block" in kind else "token"
+    exit_ = EarlyExitDrafter(target, 1)
+    drafter = exit_ if "lookup" not in kind else CombinedDrafter(NgramDrafter(longest=2, least=0.01), exit_, min_match=2)
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+
+    def run() -> list[int]:
+        return generate(target, [prompt], drafter, k=2, max_new_tokens=4, how=how, verify=rule).tokens[0]
+
+    for text, chance in every_path(run, rule == "token", monkeypatch):
+        found[text] += chance
+    assert drafter.notes() == [], "it was to share"
+    for text in itertools.product(range(3), repeat=4):
+        if text[0] != next(iter(found))[0]:
+            continue
+        with torch.no_grad():
+            laws = to_probs(target(input_ids=torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1], how)
+        wanted = float(laws[torch.arange(4), torch.tensor(text)].double().prod())
+        assert abs(found[text] - wanted) < 1e-5, (text, found[text], wanted)
+    assert max(found.values()) < 0.9 * sum(found.values()), "the law is to be a law"
 
 
 def test_the_enumeration_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

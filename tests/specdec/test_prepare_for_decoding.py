@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from draftsmith.specdec import NgramDrafter, generate, kernels
+from draftsmith.specdec import EarlyExitDrafter, NgramDrafter, generate, kernels
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters.early_exit import exit_view
 from draftsmith.specdec.prepare import FEW, FewRowsNorm, prepare_for_decoding, prepared, report, restore
-from tiny import FAMILIES, VOCABULARY, tiny
+from tiny import FAMILIES, VOCABULARY, plain_greedy, tiny
 
 COMPILER = [True, False]  # where there is no compiler both run the second way
 PROMPTS = [[5, 9, 5, 9, 5, 9, 7], [11, 3, 8]]
@@ -134,6 +134,9 @@ def test_copies_and_early_exits_keep_working() -> None:
         model.lm_head.weight.zero_()
     assert torch.allclose(logits(twin), logits(other), atol=1e-4)
     assert torch.allclose(logits(exit_view(twin, 2)), logits(exit_view(other, 2)), atol=1e-4)
+    drafter = EarlyExitDrafter(twin, 2)
+    out = generate(twin, [PROMPTS[0]], drafter, k=3, max_new_tokens=12)
+    assert (out.tokens, drafter.notes()) == ([plain_greedy(other, PROMPTS[0], 12)], []), "a prepared target shares its cache"
     restore(twin)
     assert torch.equal(logits(twin), logits(other))
 

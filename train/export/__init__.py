@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from draftsmith.recipes import Recipe
-from draftsmith.train.export import transformers_folder
+from draftsmith.train.export import exits_folder, transformers_folder
 
-EXPORTS: dict[str, Callable[[Recipe, bool], Path]] = {"transformers": transformers_folder.export}
+EXPORTS: dict[str, Callable[[Recipe, bool], Path]] = {
+    "transformers": transformers_folder.export,
+    "exits": exits_folder.export,
+}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import whole_folder
+from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.drafters.trimmed import FILE as IDS
 from draftsmith.specdec.models import load_tokenizer, output_rows
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export.card import card
+from draftsmith.train.export.exits_folder import as_model
+from draftsmith.train.export.proof import proved
 from draftsmith.train.export.prove import fingerprint
 from draftsmith.train.run import same_run
 
@@ -27,9 +28,13 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     place = recipe.folder / "export" / "transformers"
     if place.exists() and not force:
         raise FileExistsError(f"{place} exists; --force replaces it")
-    source = runs.find_draft(recipe.folder, "best")
-    with quiet():
-        draft = AutoModelForCausalLM.from_pretrained(source)
+    source, exit_ = runs.find_draft(recipe.folder, "best"), None
+    if isinstance(recipe.draft, ExitsDraft):
+        exit_ = as_model(recipe, source)
+        draft: Any = exit_.model
+    else:
+        with quiet():
+            draft = AutoModelForCausalLM.from_pretrained(source)
     tokenizer = load_tokenizer(recipe.target.model)
     if output_rows(draft) < len(tokenizer):
         raise ValueError(
@@ -45,27 +50,15 @@ def export(recipe: Recipe, force: bool = False) -> Path:
         for name in ("drafter.json", IDS):  # a head trimmed to some ids is written whole; our decoder alone reads which
             if (source / name).is_file():
                 shutil.copyfile(source / name, beside / name)
-        proof = _prove(beside, recipe.target.model, fingerprint(draft))
-        (beside / "README.md").write_text(card(recipe, proof), encoding="utf-8")
+        if exit_ is not None:
+            (beside / "drafter.json").write_text(json.dumps(exit_.about) + "\n", encoding="utf-8")
+        proof = proved("prove", beside, recipe.target.model)
+        if proof["fingerprint"] != fingerprint(draft):
+            raise RuntimeError(
+                "the exported folder gives other logits in a fresh process than the draft that was written; nothing was exported"
+            )
+        (beside / "README.md").write_text(card(recipe, proof, exit_.layer if exit_ else None), encoding="utf-8")
     print(
         f"exported {place}: reloaded in a fresh process, logits equal bit for bit; as transformers' assistant_model, {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
     )
     return place
-
-
-def _prove(folder: Path, target: str, wanted: str) -> dict[str, Any]:
-    """Load the folder in a process that knows nothing of this one; RuntimeError where what it finds is not what was written."""
-    command = [sys.executable, "-m", "draftsmith.train.export.prove", str(folder), target]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the exported folder does not load in a fresh process:\n{done.stderr.strip()[-2000:]}")
-    proof: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    if proof["fingerprint"] != wanted:
-        raise RuntimeError(
-            "the exported folder gives other logits in a fresh process than the draft that was written; nothing was exported"
-        )
-    if proof["equal"] != proof["compared"]:
-        raise RuntimeError(
-            f"with this draft as assistant_model only {proof['equal']} of {proof['compared']} greedy answers equal the target's own"
-        )
-    return proof
