@@ -17,6 +17,10 @@ from draftsmith.eval.sweep.costs import Cost
 from draftsmith.eval.sweep.kept import Started, read_started, write_started
 from draftsmith.eval.sweep.picture import draw, layer_axis
 from draftsmith.recipes import load_recipe
+from draftsmith.specdec.drafters.exit_files import write_exits
+from draftsmith.specdec.drafters.exit_heads import make_head
+from draftsmith.specdec.models import load_model
+from exits import KINDS, LAST
 from runs import inside, write_run
 from tiny import tiny_folder
 
@@ -73,6 +77,20 @@ def test_the_folder_says_what_to_do_and_how_it_was_found(finished: Path) -> None
     printed = (finished.parent / "stdout").read_text()
     assert printed.startswith(found["recommendation"]["text"])
     assert "sweep.md" in printed
+
+
+def test_trained_exits_of_a_folder_and_a_lookup(place: Path, tmp_path: Path) -> None:
+    target = load_model(place / "target")
+    pairs = [(one, make_head(target, one)) for one in (KINDS["adapter"], LAST["full"])]
+    write_exits(tmp_path / "heads", target, pairs, default=1)
+    done = sweep(place, tmp_path / "out", "--drafters", f"{tmp_path / 'heads'}:1,3", "ngram", "--per-kind", "1")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert found["drafters"] == [f"{tmp_path / 'heads'}:1", f"{tmp_path / 'heads'}:3", "ngram"]
+    for cell in found["cells"]:
+        assert cell["predicted"]["tokens_per_call"] == pytest.approx(cell["measured"]["tokens_per_call"], abs=1e-9)
+    assert [one["predicted"]["alpha"] for one in found["cells"]][2:4] == [1, 1]  # an exit after the last layer
+    assert found["recommendation"]["text"].startswith("Do not speculate on this evidence")
 
 
 def test_an_interrupted_sweep_goes_on_and_keeps_what_was_done(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from draftsmith.eval.sweep.costs import Clocked, Cost, Stopwatch, costs, in_plai
 from draftsmith.eval.sweep.predicted import Answer, predict, rounds
 from draftsmith.specdec import CombinedDrafter, Drafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
 from draftsmith.specdec.pace import Round
+from exits import some_head
 from tiny import VOCABULARY, noisy, tiny
 
 PROMPT = [1, 7, 12, 7, 12, 30]
@@ -95,13 +96,16 @@ def drafter_named(name: str, target: Any) -> Drafter:
         "whole": lambda: EarlyExitDrafter(target, 3),
         "model": lambda: ModelDrafter(noisy(target, 0.2)),
         "ngram": lambda: NgramDrafter(),
+        "adapter": lambda: EarlyExitDrafter(target, *some_head(target, "adapter")),
+        "block": lambda: EarlyExitDrafter(target, *some_head(target, "block")),
+        "lora": lambda: EarlyExitDrafter(target, *some_head(target, "lora")),
         "both": lambda: CombinedDrafter(NgramDrafter(), ModelDrafter(noisy(target, 0.2))),
     }
     return made[name]()
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("name", ["exit", "whole", "model", "ngram", "both"])
+@pytest.mark.parametrize("name", ["exit", "whole", "adapter", "block", "lora", "model", "ngram", "both"])
 def test_a_greedy_prediction_is_what_the_decoder_does(name: str, k: int) -> None:
     target = tiny("llama", seed=2)
     drafter = drafter_named(name, target)
