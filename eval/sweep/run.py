@@ -39,13 +39,15 @@ def run_sweep(asked: Asked, show: bool = True) -> dict[str, Any]:
     every = read_prompts(asked.prompts)
     prompts, out, how = sample(every, asked.per_kind), Path(asked.out), Sampling(asked.temperature, asked.top_k, asked.top_p)
     name = revision(asked.target)
-    for drafter in asked.drafters:
-        refuse_another_target(Path(folder_of(drafter)), name)
+    folders = sorted({folder for folder in map(folder_of, asked.drafters) if Path(folder).is_dir()})
+    for folder in folders:
+        refuse_another_target(Path(folder), name)
     torch.set_num_threads(asked.threads)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     identity = {key: value for key, value in asdict(asked).items() if key not in LATER}
     identity |= {"revision": name, "device": device, "versions": {one: metadata.version(one) for one in ("torch", "transformers")}}
-    identity = json.loads(json.dumps(identity))
+    identity |= {"drafts": {folder: revision(folder) for folder in folders}}  # one that was trained on in its place is another
+    identity = json.loads(json.dumps(identity))  # as it will be read
     started = read_started(out, identity)
     done = read_done(out, prompts) if started else {}
     left = [one for one in prompts if one.id not in done]

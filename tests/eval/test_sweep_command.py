@@ -91,6 +91,11 @@ def test_trained_exits_of_a_folder_and_a_lookup(place: Path, tmp_path: Path) -> 
         assert cell["predicted"]["tokens_per_call"] == pytest.approx(cell["measured"]["tokens_per_call"], abs=1e-9)
     assert [one["predicted"]["alpha"] for one in found["cells"]][2:4] == [1, 1]  # an exit after the last layer
     assert found["recommendation"]["text"].startswith("Do not speculate on this evidence")
+    with (tmp_path / "heads" / "drafter.json").open("a") as stream:
+        stream.write("\n")  # as if they had been trained on
+    done = sweep(place, tmp_path / "out", "--drafters", f"{tmp_path / 'heads'}:1,3", "ngram", "--per-kind", "1")
+    assert done.returncode == 2
+    assert "holds a sweep of another drafts {" in done.stderr
 
 
 def test_an_interrupted_sweep_goes_on_and_keeps_what_was_done(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
