@@ -154,11 +154,11 @@ def test_a_text_that_outgrows_the_draft_is_walked_as_the_decoder_would() -> None
 
 def test_a_trimmed_draft_never_says_what_it_cannot() -> None:
     target = tiny("llama", seed=2)
-    drafter = ModelDrafter(target, ids=torch.arange(0, VOCABULARY, 2))
-    even = drafter.chances([*PROMPT, 4, 7, 60], 3, Sampling(1.0))
-    assert even is not None
-    assert even[1] == 0
-    assert min(even[0], even[2]) > 0
+    drafter = ModelDrafter(target, ids=torch.arange(0, 41, 2))
+    found = drafter.chances([*PROMPT, 4, 7, 60], 3, Sampling(1.0))
+    assert found is not None
+    assert found[0] > 0
+    assert found[1:].tolist() == [0, 0]  # between the ids that it says, and beyond them
 
 
 def test_drafts_that_are_drawn_behind_drafts_are_refused() -> None:
