@@ -23,7 +23,8 @@ class Command(NamedTuple):
     run: Callable[[Any, argparse.Namespace], int | None]
     what: str
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    recipe: bool = True
+    recipe: bool = True  # False: it takes none, or may be given one and says so in its options
+    goes_on: bool = True  # a second call goes on where the first was interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,15 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
     command = COMMANDS[chosen.command]
-    if command.recipe and (stray := [one for one in rest if "=" not in one]):
+    recipe = getattr(chosen, "recipe", None)
+    if recipe and (stray := [one for one in rest if "=" not in one]):
         parser.error(f"{stray[0]!r} is neither an option nor an override of the recipe (section.key=value)")
-    if rest and not command.recipe:
+    if rest and not recipe:
         parser.error(f"{rest[0]!r} is no option of {chosen.command}; a text of several words goes between quotes")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warn when a process forks after their use
     try:
-        return int(command.run(load_recipe(chosen.recipe, rest) if command.recipe else None, chosen) or 0)
+        return int(command.run(load_recipe(recipe, rest) if recipe else None, chosen) or 0)
     except KeyboardInterrupt:
-        print("\ninterrupted" + ("; the same command goes on where it was" if command.recipe else ""), file=sys.stderr)
+        print("\ninterrupted" + ("; the same command goes on where it was" if command.goes_on else ""), file=sys.stderr)
         return 130
     except ERRORS as error:
         if os.environ.get("DRAFTSMITH_TRACEBACK"):
@@ -119,6 +121,34 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     add("--processes", default=default, type=int, metavar="N", help="of a training run that is spread, 8")
     add("--tokens", default=default, type=int, metavar="N", help="of a micro-batch of training, 4096")
     add("--json", action="store_true", help="print facts, in bytes and seconds, instead of tables")
+
+
+def _sweep_options(parser: argparse.ArgumentParser) -> None:
+    add, default = (
+        parser.add_argument,
+        argparse.SUPPRESS,
+    )  # what is not said keeps the recipe's value, or the default of `sweep.Asked`
+    add("recipe", nargs="?", help="whose target and evaluation are meant; the options below go before its values")
+    add("--target", default=default, metavar="NAME", help="a hub id, a folder, a .gguf file or package:NAME/FILE")
+    add("--prompts", default=default, metavar="FILE", help="held-out prompts: JSONL with prompt, turns or messages")
+    add(
+        "--drafters", default=default, nargs="+", metavar="NAME",
+        help="exit:3,6,9 (three exits), FOLDER:3,6,9 (trained ones), a folder, ngram ...; exits through the first half",
+    )  # fmt: skip
+    add("--k", default=default, nargs="+", type=int, metavar="N", help="tokens drafted a round; 1 2 3 4 6 8")
+    add("--per-kind", default=default, type=int, metavar="N", help="prompts of each kind, the first ones; 0 takes all")
+    add("--max-new-tokens", default=default, type=int, metavar="N", help="48")
+    add("--temperature", default=default, type=float, metavar="T", help="0 is greedy, and the default")
+    add("--dtype", default=default, metavar="NAME", help="fp32 (the default), bf16 or fp16")
+    add(
+        "--decoding",
+        default=default,
+        metavar="HOW",
+        help="as_loaded (the default), or prepared: fp32 on a CPU made fast for few tokens",
+    )
+    add("--threads", default=default, type=int, metavar="N", help="of the processor, for torch; 1")
+    add("--seed", default=default, type=int, metavar="N", help="0")
+    add("--out", default=default, metavar="FOLDER", help="sweep in the run folder, or here")
 
 
 def _compat_options(parser: argparse.ArgumentParser) -> None:
@@ -230,6 +260,14 @@ def _plan(recipe: None, chosen: argparse.Namespace) -> None:
         show(found)
 
 
+def _sweep(recipe: Recipe | None, chosen: argparse.Namespace) -> None:
+    from draftsmith.eval.sweep import run_sweep
+    from draftsmith.eval.sweep.asked import asked_of
+
+    said = {name: value for name, value in vars(chosen).items() if name not in ("command", "recipe")}
+    run_sweep(asked_of(recipe, said))
+
+
 def _compat(recipe: None, chosen: argparse.Namespace) -> int:
     from draftsmith.specdec.compat_page import show_compat
 
@@ -244,12 +282,18 @@ COMMANDS = {
     "export": Command(_export, "write the best draft for the engine that will serve it", _export_options),
     "push": Command(_push, "put an exported draft on a model hub", _push_options, False),
     "validate": Command(_validate, "check a recipe and print it with every default filled in"),
-    "generate": Command(_generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False),
-    "plan": Command(_plan, "say what a pair will be worth on a device, from two configs alone", _plan_options, False),
+    "generate": Command(
+        _generate, "answer one prompt and show who wrote what: the draft or the target", _generate_options, False, False
+    ),
+    "plan": Command(_plan, "say what a pair will be worth on a device, from two configs alone", _plan_options, False, False),
+    "sweep": Command(
+        _sweep, "measure exit layer x block length on held-out prompts and recommend one setting", _sweep_options, False
+    ),
     "compat": Command(
         _compat,
         "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot",
         _compat_options,
+        False,
         False,
     ),
 }

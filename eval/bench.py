@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,11 +56,12 @@ def measure(
     how: Sampling,
     max_new_tokens: int,
     seed: int = 0,
+    on_plain: Callable[[Prompt, list[int], Generation], None] | None = None,
 ) -> Iterator[list[Measurement]]:
     """The measurements of each answer in turn, plain decoding and all arms interleaved, their order turning from answer to answer.
 
     Each arm decodes eight tokens beforehand that are not counted. Prompts of several turns are played turn by turn, with
-    plain decoding's answers in between.
+    plain decoding's answers in between. `on_plain` is shown each prompt's ids and plain decoding's answer, when no clock runs.
     """
     settings: dict[str, Any] = {
         "how": how,
@@ -89,6 +90,8 @@ def measure(
         for arm in every[shift:] + every[:shift]:
             runs[arm.name if arm else ""] = run(arm, ids, max_new_tokens)
         plain = runs[""]
+        if on_plain is not None:
+            on_plain(prompt, ids[0], plain)
         yield [
             _measurement(arm, prompt, plain, runs[arm.name], how, _gaps(target, ids[0], plain, runs[arm.name], how)) for arm in arms
         ]

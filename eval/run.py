@@ -34,18 +34,18 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     every = read_prompts(settings.prompts)
     prompts = sample(every, settings.per_kind)
     names = [one.called for one in settings.candidates]
-    places = [_place(folder, one.drafter) for one in settings.candidates]
+    places = [place_of(folder, one.drafter) for one in settings.candidates]
     name = revision(recipe.target.model)
     for place in places:
         draft = place if Path(place).exists() else place.rpartition("+")[2]
-        _refuse_another_target(Path((exit_of(draft) or (draft, 0))[0]), name)
+        refuse_another_target(Path((exit_of(draft) or (draft, 0))[0]), name)
     torch.set_num_threads(settings.threads)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     arms = [
         Arm(called, load_drafter(place, target, tokenizer), one.k)
         for called, one, place in zip(names, settings.candidates, places, strict=True)
     ]
-    how_prepared = _prepare(target, arms) if settings.decoding == "prepared" else ""
+    how_prepared = prepare_all(target, arms) if settings.decoding == "prepared" else ""
     how = Sampling(**settings.sampling.model_dump())
     answers = sum(len(prompt.turns) for prompt in prompts)
     progress = Progress("measuring", answers, unit="answers")
@@ -65,7 +65,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
             ("What the drafts are worth", report.rows(whole)),
             ("Tokens per call (speed-up) by kind", report.kinds(whole)),
         ):
-            _print(title, lines)
+            print_table(title, lines)
         if len(prompts) < len(every):
             print(f"{len(prompts)} of {len(every)} prompts; for all of them: {whole['how']['all_prompts_command']}")
         print(f"report: {folder / 'report.md'}")
@@ -100,14 +100,14 @@ def _report(
     }  # fmt: skip
 
 
-def _place(folder: Path, drafter: str) -> str:
+def place_of(folder: Path, drafter: str) -> str:
     """A candidate's name with the run's own draft in the place of `run:...`; the layer of an exit stays behind it."""
     lookup, plus, model = drafter.rpartition("+")
     which, colon, layer = model[4:].partition(":")
     return f"{lookup}{plus}{find_draft(folder, which)}{colon}{layer}" if model.startswith("run:") else drafter
 
 
-def _prepare(target: Any, arms: list[Arm]) -> str:
+def prepare_all(target: Any, arms: list[Arm]) -> str:
     """Baseline and candidates alike go through prepare_for_decoding; how that went."""
     for model in (target, *(arm.drafter.model for arm in arms if hasattr(arm.drafter, "model"))):
         prepare_for_decoding(model)
@@ -119,7 +119,7 @@ def _prepare(target: Any, arms: list[Arm]) -> str:
     )
 
 
-def _refuse_another_target(draft: Path, revision: str) -> None:
+def refuse_another_target(draft: Path, revision: str) -> None:
     """ValueError where a draft's drafter.json says that it was made from another target."""
     described = draft / "drafter.json"
     if not described.is_file():
@@ -145,7 +145,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _print(title: str, lines: list[list[str]]) -> None:
+def print_table(title: str, lines: list[list[str]]) -> None:
     head, *body = lines
     table = Table(title=title, title_justify="left")
     for place, one in enumerate(head):

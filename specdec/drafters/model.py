@@ -110,6 +110,21 @@ class ModelDrafter:
         self._said, self._fed = [[] for _ in new], [0] * len(new)
         self._pause_strangers(new)
 
+    @torch.inference_mode()
+    def chances(self, text: list[int], n: int, how: Sampling) -> Tensor | None:
+        """The chance that it drafts each of the last `n` tokens of `text` behind all those before it, [n]: one forward, no history.
+
+        None where the text does not fit the draft; a decoder would do some of it plainly.
+        """
+        lm = CachedLM(self.model, 1)
+        if max(text) >= self._known or len(text) - 1 > (lm.max_positions or NO_LIMIT):
+            return None
+        logits, _ = lm.extend(torch.tensor([text[:-1]]), None, keep=n)
+        laws = self._spread(to_probs(logits[0, :, : self.vocab_size], how))
+        said = torch.tensor(text[-n:], device=laws.device)
+        sayable = said < laws.shape[-1]
+        return laws.gather(-1, said.where(sayable, 0)[:, None])[:, 0] * sayable
+
     def select(self, rows: Tensor) -> None:
         self._lm.select(rows.to(self.model.device))
         left = rows.tolist()

@@ -1,0 +1,101 @@
+"""What a round costs, from a few rounds of the decoder itself: its own clocks, so prediction and measurement share one ruler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+from scipy import stats
+from transformers import PreTrainedModel
+
+from draftsmith.eval.bench import Arm
+from draftsmith.specdec import Sampling, generate
+from draftsmith.specdec.pace import Round
+
+ROUNDS = 8  # at least so many tokens, and at most so many rounds and a few, a setting and prompt
+PROMPTS = 3  # that the clocks run on; costs grow with the text, so these are the prompts to be served
+TRIM = 0.2  # of the rounds at each end: a shared machine has outliers, a lookup has cheap and dear rounds
+
+
+class Cost(NamedTuple):
+    """A round of one setting in plain steps: one step of plain decoding, its call and all around it."""
+
+    c: float  # a drafted token
+    r: float  # the call on k + 1 tokens
+    o: float  # what the loop adds
+    prefill: float  # reading the prompt, over plain decoding's reading of it
+
+
+@dataclass
+class Stopwatch:
+    """A fixed pace that keeps what each round took."""
+
+    k: int
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def sure(self) -> bool:
+        return self.k > 0
+
+    def begin(self, prefill_seconds: float, tokens: int) -> None: ...
+
+    def next(self, evidence: list[int]) -> int:
+        return self.k
+
+    def observe(self, round: Round) -> None:
+        self.rounds.append(round)
+
+
+class Clocked(NamedTuple):
+    """The rounds of a setting whose block was whole; in seconds, of each run, its prefill and what a round took beside draft and call."""
+
+    rounds: list[Round]
+    rest: list[float]
+    prefill: list[float]
+
+
+def costs(
+    target: PreTrainedModel,
+    texts: Sequence[list[int]],
+    arms: Sequence[Arm],
+    how: Sampling,
+    seed: int,
+    vocabulary: int,
+    on_step: Callable[[int], None] = lambda done: None,
+) -> tuple[float, dict[str, Cost]]:
+    """Seconds of a plain step, and each arm's costs in plain steps; the arms take turns on each text."""
+    settings: dict[str, Any] = {"how": how, "seed": seed, "vocab_size": vocabulary}
+    every: list[Arm | None] = []
+    for place, arm in enumerate(arms):  # plain decoding, by which all is divided, runs beside every drafter
+        every += [None, arm] if place == 0 or arms[place - 1].drafter is not arm.drafter else [arm]
+    for one in every:
+        generate(target, [texts[0]], one.drafter if one else None, k=int(one.k) if one else 0, max_new_tokens=8, **settings)
+    found = {one.name if one else "": Clocked([], [], []) for one in every}
+    for done, (text, one) in enumerate(product(texts, every), 1):
+        watch, had = Stopwatch(int(one.k) if one else 0), found[one.name if one else ""]
+        tokens = 1 + ROUNDS + watch.k
+        out = generate(target, [text], one.drafter if one else None, pace=watch, max_new_tokens=tokens, **settings)
+        had.rounds.extend(each for each in watch.rounds if each.k == watch.k)  # near its end a run drafts less
+        rest = out.seconds - out.prefill_seconds - out.draft_seconds - out.target_seconds
+        had.rest.append(rest / len(watch.rounds))
+        had.prefill.append(out.prefill_seconds)
+        on_step(done)
+    return in_plain_steps(found.pop(""), found, {arm.name: int(arm.k) for arm in arms})
+
+
+def in_plain_steps(plain: Clocked, found: dict[str, Clocked], ks: dict[str, int]) -> tuple[float, dict[str, Cost]]:
+    """Seconds of a plain step, and every setting's costs over it."""
+    step = _mean([one.draft_seconds + one.target_seconds for one in plain.rounds]) + _mean(plain.rest)
+    return step, {
+        name: Cost(
+            c=_mean([one.draft_seconds for one in it.rounds]) / ks[name] / step, r=_mean([one.target_seconds for one in it.rounds]) / step,
+            o=_mean(it.rest) / step, prefill=_mean(it.prefill) / _mean(plain.prefill),
+        )
+        for name, it in found.items()
+    }  # fmt: skip
+
+
+def _mean(seconds: list[float]) -> float:
+    return float(stats.trim_mean(seconds, TRIM))
