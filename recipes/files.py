@@ -59,6 +59,14 @@ def whole_file(path: Path) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
+def remove_whole(folder: Path) -> None:
+    """Remove a folder so that no part of it is ever found under its name."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    shutil.rmtree(old)
+
+
 def append_lines(path: Path, lines: list[str]) -> None:
     """Append whole lines and sync them; a reader must drop a last line without its end, which a kill can leave."""
     with _disk_errors(path), path.open("a", encoding="utf-8") as stream:

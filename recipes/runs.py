@@ -14,6 +14,16 @@ def steps(folder: Path) -> list[Path]:
     return sorted((one for one in folder.glob("step-*") if (one / "state.json").is_file()), key=number)
 
 
+def named(folder: Path) -> list[Path]:
+    """All that is called a checkpoint, the oldest first: the whole ones and those that lost files since."""
+    return sorted((one for one in folder.glob("step-*") if one.is_dir()), key=number)
+
+
+def judged(checkpoint: Path) -> bool:
+    """Has it held-out figures? One that a signal asked for between two evaluations has none, and is chosen by nobody."""
+    return state(checkpoint)["held_out"] is not None
+
+
 def number(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
