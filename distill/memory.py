@@ -168,7 +168,9 @@ class _Step:
         if self.narrow is None or self.support is None:
             total = scored_loss(hidden, head, signal, self.asked, learned, said)
         else:
-            total = scored_loss(hidden, self.narrow, signal.within(self.support, self.theirs), self.asked._replace(ids=None), (), said)
+            total = scored_loss(
+                hidden, self.narrow, signal.within(self.support, self.theirs), self.asked._replace(ids=None), (), said
+            )
         judged(hidden, head, signal, self.asked, JUDGED)
         return total
 

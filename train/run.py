@@ -27,6 +27,7 @@ from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Order, Rows, micro_batches
+from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import check_launch, mixed
@@ -37,6 +38,7 @@ from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
+AT_FAULTS = {"on_damage"}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -44,7 +46,9 @@ def same_run(recipe: Recipe) -> None:
     written = recipe.folder / "recipe.yaml"
     if not written.is_file():
         return
-    before, now = yaml.safe_load(written.read_text(encoding="utf-8")), yaml.safe_load(recipe.dump())
+    before, now = (yaml.safe_load(text) for text in (written.read_text(encoding="utf-8"), recipe.dump()))
+    for one in (before, now):
+        one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in AT_FAULTS}
     if changed := [key for key in LEARNED if before.get(key) != now[key]]:
         raise ValueError(
             f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
@@ -53,21 +57,22 @@ def same_run(recipe: Recipe) -> None:
 
 
 def run_training(recipe: Recipe) -> Path:
-    """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
+    """Train the recipe's draft, or go on where a run was interrupted -> the run folder. `Interrupted` where a signal ended it."""
     for name in recipe.data.answer_files or [recipe.data.prompts]:
         find(name)
     if recipe.data.answers is None and recipe.data.format == "prompts":
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    with launched(recipe.train.precision) as accelerator:
-        _train(recipe, accelerator)
+    with Signals() as signals, launched(recipe.train.precision) as accelerator:
+        _train(recipe, accelerator, signals)
     return recipe.folder
 
 
-def _train(recipe: Recipe, accelerator: Accelerator) -> None:
+def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     settings, folder, held = recipe.train, recipe.folder, resident()
     same_run(recipe)
+    checkpoint.sound(folder, settings.on_damage, accelerator)
     if settings.on_policy is not None:
         check_launch(accelerator)
     torch.manual_seed(recipe.seed)
@@ -103,13 +108,14 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
         _say_what_begins(recipe, seen, taught, done, name, accelerator)
-    watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs)
+    watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
         rank, world, order = accelerator.process_index, accelerator.num_processes, mixture or plan
-        train(
-            objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
-            start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch,
-        )  # fmt: skip
+        with signals.steps():
+            train(
+                objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
+                start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch,
+            )  # fmt: skip
         watch.progress.done()
     if accelerator.is_main_process:
         if done < plan.steps:

@@ -108,9 +108,7 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float], sai
         ("gpt2", True, 0, {"ce_data": 1.0}, 0),
     ],
 )
-def test_a_real_step_takes_what_was_predicted(
-    family: str, whole: bool, support: int, weights: dict[str, float], said: int
-) -> None:
+def test_a_real_step_takes_what_was_predicted(family: str, whole: bool, support: int, weights: dict[str, float], said: int) -> None:
     real, expected = taken(family, whole, support, weights, said)
     assert expected == pytest.approx(real, rel=0.005)
 
