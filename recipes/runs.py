@@ -50,6 +50,23 @@ def best(folder: Path) -> Path | None:
     return folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"] if pointer.is_file() else None
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last one without its end, which a kill or a full disk can leave, is none."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+
+
+def passed_over(folder: Path) -> str:
+    """What a report says of the steps that `train.skip_bad_steps` passed over; "" where there were none."""
+    steps = [line["step"] for line in metrics(folder) if "skipped" in line]
+    return (
+        f"{len(steps)} of the steps moved nothing, for loss or gradient was not finite: {', '.join(map(str, steps))}"
+        if steps
+        else ""
+    )
+
+
 def find_draft(folder: Path, which: str) -> Path:
     """The draft that `untrained`, `warm`, `best` or `latest` names in a run: a transformers folder with drafter.json."""
     if which not in NAMED:

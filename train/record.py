@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, WholeDraft
-from draftsmith.recipes import Recipe
+from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import append_lines, write_whole
 from draftsmith.train.data.plan import Order, Rows
 
@@ -28,8 +28,8 @@ class Log:
     def goes_on_from(self, step: int) -> None:
         """Drop what stands behind `step`: it will be done again."""
         if self._main and self._path.is_file():
-            lines = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
-            write_whole(self._path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+            kept = [line for line in runs.metrics(self._path.parent) if line["step"] <= step]
+            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:

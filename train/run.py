@@ -25,6 +25,7 @@ from draftsmith.recipes.paths import find
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint
+from draftsmith.train.bad_steps import Skips, check_skips, last_good_named
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Order, Rows, micro_batches
 from draftsmith.train.interrupt import Signals
@@ -38,7 +39,7 @@ from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-AT_FAULTS = {"on_damage"}  # of train: what is done when something breaks may change too
+AT_FAULTS = {"on_damage", "skip_bad_steps"}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -75,6 +76,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     checkpoint.sound(folder, settings.on_damage, accelerator)
     if settings.on_policy is not None:
         check_launch(accelerator)
+    check_skips(settings.skip_bad_steps, accelerator)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
@@ -97,9 +99,9 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         weight_decay=settings.weight_decay,
     )
     log = Log(folder / "metrics.jsonl", accelerator.is_main_process)
-    choice = Choice(settings.select, settings.patience)
+    choice, skips = Choice(settings.select, settings.patience), Skips(settings.skip_bad_steps)
     mixture = mixed(recipe, plan, seen.size, seen.rows.train, objective, target, tokenizer, accelerator, log.write)
-    accelerator.register_for_checkpointing(*(one for one in (choice, mixture) if one is not None))
+    accelerator.register_for_checkpointing(*(one for one in (choice, skips, mixture) if one is not None))
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
     done = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
@@ -111,10 +113,10 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
         rank, world, order = accelerator.process_index, accelerator.num_processes, mixture or plan
-        with signals.steps():
+        with signals.steps(), last_good_named(folder):
             train(
                 objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
-                start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch,
+                start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch, skips=skips,
             )  # fmt: skip
         watch.progress.done()
     if accelerator.is_main_process:
@@ -187,6 +189,8 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
 
 def _say_what_came(recipe: Recipe, plan: Order, choice: Choice) -> None:
     folder = recipe.folder
+    if told := runs.passed_over(folder):
+        print(told)
     if choice.over:
         print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
     if (best := runs.best(folder)) is not None:

@@ -35,7 +35,7 @@ class Watch:
     def __call__(self, record: Record) -> bool:
         step, settings = record.step, self.recipe.train
         own = {} if self.mixture is None else {"on_policy": self.mixture.takes(step - 1)}
-        self.log.write(record._asdict() | own)
+        self.log.write(_line(record) | own)
         self.progress.at(
             step, f"loss {record.loss:.3f}, acceptance {record.acceptance:.3f}, {record.tokens_per_second:.0f} tokens/s"
         )
@@ -78,3 +78,12 @@ class Watch:
             self.recipe.folder, step, self.objective, self.accelerator, means, plan, settings.keep, self.needs, self.choice.by
         )
         self.saved = step
+
+
+def _line(record: Record) -> dict[str, Any]:
+    """A step's line in the log; JSON has no word for what is not finite."""
+    line = record._asdict()
+    rows = line.pop("bad")
+    if rows is None:
+        return line
+    return {"step": record.step, "skipped": {"loss": str(record.loss), "grad_norm": str(record.grad_norm), "rows": rows}}
