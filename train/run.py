@@ -20,7 +20,7 @@ from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
 from draftsmith.distill.teacher import HiddenTeacher
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import room_for, write_whole
+from draftsmith.recipes.files import room_for, writable, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
@@ -63,6 +63,7 @@ def run_training(recipe: Recipe) -> Path:
         find(name)
     if recipe.data.answers is None and recipe.data.format == "prompts":
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
+    writable(recipe.folder)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     with Signals() as signals, launched(recipe.train.precision) as accelerator:
