@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,10 @@ from draftsmith.recipes import files, runs
 from draftsmith.recipes.checksums import damage
 from draftsmith.recipes.files import whole_folder, writable
 from draftsmith.train import run as training
-from forks import Forks, forks
+from forks import Forks
 from runs import inside, told, weights, write_run
 
 WORDS = ["runs=runs", "train.epochs=1"]
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
-    with forks() as some:
-        yield some
 
 
 def test_where_no_large_file_can_be_written_the_last_checkpoint_stays_and_the_run_goes_on_later(

@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from draftsmith.recipes import runs
 from draftsmith.train.interrupt import Signals
-from forks import Forks, forks
+from forks import Forks
 from runs import told, weights, write_run
 
 WORDS = ["runs=runs", "train.epochs=2", "train.on_policy={share: 0.5, refresh_every: 6, rows: 4, max_new_tokens: 4}"]
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
-    with forks() as some:
-        yield some
 
 
 @pytest.fixture(scope="module")
