@@ -36,12 +36,12 @@ class Log:
             append_lines(self._path, [json.dumps(record)])
 
 
-def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path) -> None:
+def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:
     scored = sum(row.scored for row in rows.train)
     left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
     counted = "".join(f"{count} {what}; " for what, count in rows.counted.items())
     print(
-        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}{', as train.processes says,' if processes else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
         f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
         f"{counted}{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
     )

@@ -39,7 +39,7 @@ from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-AT_FAULTS = {"on_damage", "skip_bad_steps"}  # of train: what is done when something breaks may change too
+AT_FAULTS = {"on_damage", "processes", "skip_bad_steps"}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -66,7 +66,7 @@ def run_training(recipe: Recipe) -> Path:
     writable(recipe.folder)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    with Signals() as signals, launched(recipe.train.precision) as accelerator:
+    with Signals() as signals, launched(recipe.train.precision, recipe.train.processes) as accelerator:
         _train(recipe, accelerator, signals)
     return recipe.folder
 
@@ -181,7 +181,7 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
     folder, objective = recipe.folder, taught.objective
     about = environment(accelerator, name, recipe, seen.rows, objective.draft)
     write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
-    banner(seen.rows, seen.plan, done, accelerator, folder)
+    banner(seen.rows, seen.plan, done, accelerator, folder, recipe.train.processes)
     expected = what_a_step_takes(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if taught.said:

@@ -16,6 +16,7 @@ from draftsmith.distill import Batch, Loss
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.recipes.checksums import SUMS, damage
 from draftsmith.train import checkpoint
+from draftsmith.train.record import Log
 from draftsmith.train.run import same_run
 from runs import write_run
 
@@ -136,3 +137,11 @@ def test_what_is_done_at_faults_may_change_between_calls_and_what_is_learned_may
     same_run(load_recipe(path, ["train.on_damage=previous"]))
     with pytest.raises(ValueError, match="holds a run with another train"):
         same_run(load_recipe(path, ["train.learning_rate=1"]))
+
+
+def test_a_line_that_a_full_disk_cut_off_is_dropped_even_where_it_looks_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "held_out": {"block_length": 1.5}')
+    assert runs.metrics(tmp_path) == [{"step": 1}]
+    Log(path, True).goes_on_from(2)
+    assert path.read_text() == '{"step": 1}\n'
