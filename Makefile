@@ -1,18 +1,22 @@
 # make quickstart   distil, measure and export a draft of a real target, in about ten minutes on two cores
 # make test         the tests
+# make test-faults  20 kills, at seeded random moments, of a run that then ends as if nobody had killed it
 # make test-oldest  the decoder's tests on the oldest transformers that is served
 # make test-engines the exports in llama.cpp itself, which is built first: a compiler and a quarter of an hour
 # make check        ruff, mypy and the tests
 PYTHON ?= python3
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-oldest test-engines check lint types clean
+.PHONY: quickstart test test-faults test-oldest test-engines check lint types clean
 
 quickstart: .venv/ready
 	.venv/bin/draftsmith run recipes/quickstart.yaml
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile
+
+test-faults: .venv/ready
+	KILLS=20 OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/faults
 
 check: lint types test
 

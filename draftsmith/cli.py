@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import draftsmith
 from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.train.interrupt import RESUME_ME, Interrupted  # torch-free
 
 ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError, ImportError)
 
@@ -28,7 +29,8 @@ class Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 when it did what was asked, 2 on an error that says what to do, 130 when interrupted."""
+    """Run a command; 0 when it did what was asked, 2 on an error that says what to do, 75 when a training run ended by a signal can be
+    gone on with, 130 when anything else was interrupted."""
     parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
     command = COMMANDS[chosen.command]
@@ -40,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warn when a process forks after their use
     try:
         return int(command.run(load_recipe(recipe, rest) if recipe else None, chosen) or 0)
+    except Interrupted as asked:
+        print(f"draftsmith {chosen.command}: {asked}", file=sys.stderr)
+        return RESUME_ME
     except KeyboardInterrupt:
         print("\ninterrupted" + ("; the same command goes on where it was" if command.goes_on else ""), file=sys.stderr)
         return 130

@@ -72,6 +72,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"{how['prompts_in_file']} prompts of `{how['prompts']}`. Plain decoding and all candidates ran on each prompt in turn, through the same loop. "
         f"torch {how['versions']['torch']}, transformers {how['versions']['transformers']}.\n",
     ]
+    if report.get("training"):
+        text.append(f"In the training of this run {report['training']}.\n")
     if report["prompts"] < how["prompts_in_file"]:
         text.append(f"This is a sample. For all prompts: `{how['all_prompts_command']}`\n")
     text += [

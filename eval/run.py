@@ -17,7 +17,7 @@ from rich.table import Table
 from draftsmith.eval import metrics, report
 from draftsmith.eval.bench import Arm, Measurement, measure
 from draftsmith.eval.prompts import sample
-from draftsmith.recipes import Recipe, read_prompts
+from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.runs import find_draft
@@ -57,6 +57,7 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     whole = _report(recipe, measured, arms, len(every), target, name, how_prepared)
     for called, place in zip(names, places, strict=True):
         whole["candidates"][called]["drafter"] = place
+    whole["training"] = runs.passed_over(folder)
     write_whole(folder / "eval.yaml", recipe.dump())
     write_whole(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     write_whole(folder / "report.md", report.markdown(whole))

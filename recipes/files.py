@@ -47,9 +47,9 @@ def write_whole(path: Path, text: str) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A file to write; it takes the name `path` only when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.writing")
     with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield beside
             _sync(beside)
@@ -57,6 +57,14 @@ def whole_file(path: Path) -> Iterator[Path]:
             _sync(path.parent)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder so that no part of it is ever found under its name."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    shutil.rmtree(old)
 
 
 def append_lines(path: Path, lines: list[str]) -> None:
@@ -69,10 +77,34 @@ def append_lines(path: Path, lines: list[str]) -> None:
 
 def room_for(where: Path, needs: int, what: Path) -> None:
     """OSError before a long work that could not be saved."""
-    where.mkdir(parents=True, exist_ok=True)
+    with _disk_errors(where):
+        where.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(where).free
     if free < needs:
         raise OSError(errno.ENOSPC, _full(what, where, f"needs {needs / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"))
+
+
+def writable(folder: Path) -> None:
+    """OSError before a long work whose results could not be written."""
+    try:
+        with _disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".probe-{os.getpid()}"
+            probe.write_bytes(b"x")
+            probe.unlink(missing_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise OSError(error.errno, f"cannot write into {folder}: a file stands in its way. Set runs=FOLDER or name=...") from error
+
+
+FREE, ELSEWHERE = "Free some space or set runs=FOLDER", "Set runs=FOLDER to one that may be written to"
+# What the system may say of a write: what it means, and what to do. safetensors has it in an error of its own, by its words.
+SPENT = {
+    errno.ENOSPC: ("the disk is full", FREE),
+    errno.EDQUOT: ("the quota is used up", FREE),
+    errno.EFBIG: ("no file may be that large", "Raise the limit (ulimit -f) or set runs=FOLDER"),
+    errno.EROFS: ("it is read-only", ELSEWHERE),
+}
+DENIED = {errno.EACCES: ("it may not be written to", ELSEWHERE), errno.EPERM: ("it may not be written to", ELSEWHERE)}
 
 
 @contextmanager
@@ -80,17 +112,21 @@ def _disk_errors(what: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # safetensors reports a full disk through an error of its own, with the system's words in it.
-        # and torch.save only says that its archive came out short.
-        short = "inline_container" in str(error) and shutil.disk_usage(what.parent).free < 1 << 20
-        full = getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error) or short
-        if full and "nothing written before was touched" not in str(error):
-            raise OSError(errno.ENOSPC, _full(what, what.parent, "the disk is full")) from error
+        said, number = str(error), getattr(error, "errno", None)
+        if number is None:
+            number = next((one for one in SPENT if os.strerror(one) in said), None)
+        meant = SPENT.get(number)  # type: ignore[arg-type]
+        if str(getattr(error, "filename", None)).startswith(str(what.parent)):  # what may not be read is another matter
+            meant = meant or DENIED.get(number)  # type: ignore[arg-type]
+        if "inline_container" in said:  # torch.save only says that its archive came out short
+            number, meant = errno.ENOSPC, ("torch could not write all of it: the disk, a quota or a limit is full", FREE)
+        if meant is not None and "nothing written before was touched" not in said:
+            raise OSError(number, _full(what, what.parent, *meant)) from error
         raise
 
 
-def _full(what: Path, where: Path, why: str) -> str:
-    return f"cannot write {what}: {why} in {where}; nothing written before was touched. Free some space or set runs=FOLDER, then repeat the command: it goes on"
+def _full(what: Path, where: Path, why: str, do: str = FREE) -> str:
+    return f"cannot write {what}: {why} in {where}; nothing written before was touched. {do}, then repeat the command: it goes on"
 
 
 def _sync(path: Path) -> None:

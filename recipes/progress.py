@@ -47,9 +47,13 @@ class Progress:
         left = f", {_clock(since / done * (self._total - number))} left" if done > 0 else ""
         self._say(f"{number}/{self._total} {self._unit}{left}{'; ' + note if note else ''}")
 
-    def done(self, note: str = "") -> None:
+    def stop(self) -> None:
+        """The work ends early: give the terminal back."""
         if self._bar is not None:
             self._bar.stop()
+
+    def done(self, note: str = "") -> None:
+        self.stop()
         if not self._quiet:
             self._say(f"{self._total} {self._unit} in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}")
 

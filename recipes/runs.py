@@ -14,6 +14,16 @@ def steps(folder: Path) -> list[Path]:
     return sorted((one for one in folder.glob("step-*") if (one / "state.json").is_file()), key=number)
 
 
+def named(folder: Path) -> list[Path]:
+    """All that is called a checkpoint, the oldest first: the whole ones and those that lost files since."""
+    return sorted((one for one in folder.glob("step-*") if one.is_dir()), key=number)
+
+
+def judged(checkpoint: Path) -> bool:
+    """Has it held-out figures? One that a signal asked for between two evaluations has none, and is chosen by nobody."""
+    return state(checkpoint)["held_out"] is not None
+
+
 def number(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
@@ -38,6 +48,23 @@ def best(folder: Path) -> Path | None:
     """The checkpoint with the highest held-out figure (best.json says `by` which), or None before the first."""
     pointer = folder / "best.json"
     return folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"] if pointer.is_file() else None
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last one without its end, which a kill or a full disk can leave, is none."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+
+
+def passed_over(folder: Path) -> str:
+    """What a report says of the steps that `train.skip_bad_steps` passed over; "" where there were none."""
+    steps = [line["step"] for line in metrics(folder) if "skipped" in line]
+    return (
+        f"{len(steps)} of the steps moved nothing, for loss or gradient was not finite: {', '.join(map(str, steps))}"
+        if steps
+        else ""
+    )
 
 
 def find_draft(folder: Path, which: str) -> Path:

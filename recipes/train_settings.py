@@ -55,6 +55,15 @@ class Train(Closed):
         0, description="evaluations without a better one after which training stops; 0: never"
     )
     on_policy: OnPolicy | None = None
+    on_damage: Literal["stop", "previous"] = Field(
+        "stop", description="where the last checkpoint is damaged; previous: go on from the last one that is whole"
+    )
+    processes: Annotated[int, Field(ge=0)] = Field(
+        0, description="that must have been launched; another number is refused. 0: any; batch_size is of each of them"
+    )
+    skip_bad_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="steps whose loss or gradient is not finite that are passed over, and counted; the next one ends the run"
+    )
     threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 leaves torch's choice")
 
     @field_validator("precision", mode="before")

@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from draftsmith.cli import main
+from draftsmith.recipes import runs
 from tiny import tiny_folder
 
 WORDS = [
@@ -71,6 +74,17 @@ def write_run(place: Path, prompts: int = 24, **changes: object) -> Path:
     path = place / "small.yaml"
     path.write_text(json.dumps({**recipe, **changes}))  # json is yaml
     return path
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    last = runs.steps(run)[-1]
+    return {name: one.numpy().tobytes() for name, one in load_file(last / "draft" / "model.safetensors").items()}
+
+
+def told(run: Path) -> list[dict[str, object]]:
+    """What a run recorded, but for its speed."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def draftsmith(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,5 @@
-"""Checkpoints: `step-N/` holds the draft as a transformers folder and the trainer's state; it is whole, or it is not there.
+"""Checkpoints: `step-N/` holds the draft as a transformers folder and the trainer's state; it is whole, or it is not there, and
+what became of it on the disk is seen by its SHA256SUMS.
 
 The trainer's state is what the accelerator was told of: weights, optimizer, random states, and what was registered with it, such as
 the rows that the draft wrote and the patience left.
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from draftsmith.distill import Objective
 from draftsmith.recipes import runs
-from draftsmith.recipes.files import whole_folder, write_whole
+from draftsmith.recipes.checksums import damage, write_sums
+from draftsmith.recipes.files import remove_whole, whole_folder, write_whole
 
 
 def save(
@@ -25,7 +28,7 @@ def save(
     step: int,
     objective: Objective,
     accelerator: Accelerator,
-    held_out: dict[str, Any],
+    held_out: dict[str, Any] | None,
     plan: dict[str, Any],
     keep: int,
     needs: int,
@@ -33,6 +36,8 @@ def save(
 ) -> Path:
     """Write `folder`/step-N beside its name and rename it; then point `best` (highest held-out `by`) and drop all but the last `keep` and it.
 
+    One without `held_out` figures, which was asked for between two evaluations, is never the best, and is dropped with the next: a
+    run that was interrupted leaves what an undisturbed one leaves.
     `plan` says what the steps are of (rows, how many a step); a run that goes on must have the same.
     """
     place = folder / f"step-{step}"
@@ -44,11 +49,41 @@ def save(
             with torch.random.fork_rng():  # building the draft draws random weights; the run must not see that
                 objective.save(beside / "draft")
             (beside / "state.json").write_text(json.dumps({"step": step, "held_out": held_out, "plan": plan}, indent=1) + "\n")
-        accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()  # what the others write is there before it is counted
+        if main:
+            write_sums(beside)
     accelerator.wait_for_everyone()
     if main:
         _tidy(folder, keep, by)
     return place
+
+
+def sound(folder: Path, on_damage: str, accelerator: Accelerator) -> None:
+    """ValueError, on all processes, where the last checkpoint is damaged; with `on_damage` "previous" it and any damaged one before it
+    are set aside as damaged-step-N, so that the run goes on from the last that is whole."""
+    told = [_mend(folder, on_damage) if accelerator.is_main_process else None]
+    if (wrong := broadcast_object_list(told)[0]) is not None:
+        raise ValueError(wrong)
+
+
+def _mend(folder: Path, on_damage: str) -> str | None:
+    wrong: dict[Path, str] = {}
+    for place in reversed(runs.named(folder)):
+        if (told := damage(place)) is None:
+            break
+        wrong[place] = told
+        if on_damage == "stop":
+            return f"{place} is damaged: {told}. train.on_damage=previous goes on from the checkpoint before it, if that is whole"
+    else:
+        if wrong:
+            every = "; ".join(f"{place.name}: {told}" for place, told in wrong.items())
+            return f"{folder} has no checkpoint that is whole ({every}). Remove them to begin anew, or name this run otherwise (name=...)"
+    for place, told in wrong.items():
+        aside = place.with_name(f"damaged-{place.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        place.rename(aside)
+        print(f"{place} is damaged: {told}; it is kept as {aside.name}, and the run goes on from the one before it")
+    return None
 
 
 def size(folder: Path) -> int:
@@ -68,7 +103,8 @@ def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: i
         raise ValueError(
             f"{folder} cannot go on from {done[-1].name}: {'; '.join(changed)}. Set them back, or name this run otherwise (name=...)"
         )
-    runs.figure(done[-1], by)  # one that cannot be compared is refused before anything is loaded
+    if runs.judged(done[-1]):
+        runs.figure(done[-1], by)  # one that cannot be compared is refused before anything is loaded
     accelerator.load_state(str(done[-1] / "trainer"))
     if accelerator.is_main_process:
         _tidy(folder, keep, by)  # a kill can come between a checkpoint's rename and this
@@ -76,8 +112,13 @@ def resume(folder: Path, accelerator: Accelerator, plan: dict[str, Any], keep: i
 
 
 def _tidy(folder: Path, keep: int, by: str) -> None:
-    best = max(runs.steps(folder), key=lambda one: (runs.figure(one, by), -runs.number(one)))
-    write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, "by": by, **runs.state(best)}, indent=1) + "\n")
-    for old in runs.steps(folder)[:-keep]:
-        if old != best:
-            shutil.rmtree(old)
+    for left in folder.glob(".step-*"):  # what a kill left of one in the making, or of one that was being removed
+        shutil.rmtree(left)
+    every = runs.steps(folder)
+    done = [one for one in every if runs.judged(one)]
+    best = max(done, key=lambda one: (runs.figure(one, by), -runs.number(one)), default=None)
+    if best is not None:
+        write_whole(folder / "best.json", json.dumps({"checkpoint": best.name, "by": by, **runs.state(best)}, indent=1) + "\n")
+    for old in every[:-1]:
+        if old not in done[-keep:] and old != best:
+            remove_whole(old)

@@ -14,12 +14,12 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs
 
 
 @contextmanager
-def launched(precision: str) -> Iterator[Accelerator]:
+def launched(precision: str, processes: int = 0) -> Iterator[Accelerator]:
     """The accelerator while a block runs; behind it the processes part in order.
 
     A process that exits while its group stands destroys the group's threads as they run, which now and then aborts it.
     """
-    accelerator = make_accelerator(precision)
+    accelerator = make_accelerator(precision, processes)
     try:
         yield accelerator
         accelerator.wait_for_everyone()
@@ -40,8 +40,8 @@ def leave(code: int) -> None:
     raise SystemExit(code)
 
 
-def make_accelerator(precision: str) -> Accelerator:
-    """An accelerator that sees as many processes as were launched, or RuntimeError."""
+def make_accelerator(precision: str, processes: int = 0) -> Accelerator:
+    """An accelerator that sees as many processes as were launched, and as `processes` says where it is not 0, or RuntimeError."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     settings: dict[str, Any] = {"mixed_precision": precision}
     if not torch.accelerator.is_available() and "LOCAL_RANK" in os.environ:
@@ -61,5 +61,11 @@ def make_accelerator(precision: str) -> Accelerator:
         raise RuntimeError(
             f"{world} processes were launched, accelerate sees {accelerator.num_processes} ({accelerator.distributed_type}): they would "
             "not average their gradients. Launch with accelerate launch --multi_gpu --num_processes N"
+        )
+    if processes not in (0, world):
+        raise RuntimeError(
+            f"train.processes={processes} asked, {world} found: accelerate launch --cpu and --num_processes alone start one whatever they "
+            f"are told. Launch with accelerate launch --multi_gpu --num_processes {processes} (on a CPU with ACCELERATE_USE_CPU=true before "
+            f"it), or set train.processes={world}"
         )
     return accelerator

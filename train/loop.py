@@ -14,10 +14,12 @@ from accelerate import Accelerator
 from draftsmith.distill import Batch, Objective
 from draftsmith.distill.block_length import block_sums
 from draftsmith.recipes.schema import Train
+from draftsmith.train.bad_steps import Skips, keys
 
 
 class Record(NamedTuple):
-    """What one step showed on all processes: the mean loss of its scored tokens, acceptance and agreement of those judged."""
+    """What one step showed on all processes: the mean loss of its scored tokens, acceptance and agreement of those judged; and its rows
+    where it moved nothing, for loss or norm were not finite."""
 
     step: int
     loss: float
@@ -27,17 +29,19 @@ class Record(NamedTuple):
     learning_rate: float
     scored: int
     tokens_per_second: float
+    bad: list[str] | None = None
 
 
 def train(
     objective: Objective, optimizer: torch.optim.Optimizer, batches: Callable[[int], list[Batch]], *, start: int, steps: int,
     settings: Train, accelerator: Accelerator, after: Callable[[Record], bool | None] = lambda record: None,
+    skips: Skips | None = None,
 ) -> None:  # fmt: skip
     """Steps `start`..`steps`-1. `batches(step)` gives this process's micro-batches; `after` is called with each step's record, and
     ends the training where it returns True (on every process, so from figures that all of them have).
 
     `objective.trainable` and `optimizer` are what the accelerator prepared. FloatingPointError on a loss or gradient
-    that is not finite: weights are then still those of the step before.
+    that is not finite, unless `skips` passes over it: weights are then still those of the step before.
     """
     parameters = [one for one in objective.trainable.parameters() if one.requires_grad]
     engine: Any = objective.trainable
@@ -47,21 +51,23 @@ def train(
         rate = learning_rate(step, steps, settings)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        sums = gradient(objective, batches(step), accelerator)
+        sums = gradient(objective, micro := batches(step), accelerator)
         loss, scored = sums["loss"] / max(sums["scored"], 1), int(sums["scored"])
         clipped = accelerator.clip_grad_norm_(parameters, settings.clip)
         norm = float(clipped if clipped is not None else engine.get_global_grad_norm())  # DeepSpeed clips by itself
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        bad = None if math.isfinite(loss) and math.isfinite(norm) else keys(micro, accelerator)
+        if bad is not None and not (skips and skips.take(step + 1)):
             raise FloatingPointError(
-                f"step {step + 1}: loss {loss}, gradient norm {norm}. Weights are those of step {step}; lower train.learning_rate "
-                "or look at the rows of this step, then repeat the command: it goes on from the last checkpoint"
+                f"step {step + 1}: loss {loss}, gradient norm {norm}, of the rows {'; '.join(bad)}. Weights are those of step {step}, and "
+                "nothing was written. The same command comes to the same step: train.skip_bad_steps=N passes over N such steps, and another "
+                "train.learning_rate is another run (name=...)"
             )
-        if scored:  # a step without scored tokens is counted by its record, and moves nothing
+        if scored and bad is None:  # a step without scored tokens is counted by its record, and moves nothing
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         speed = scored / (time.perf_counter() - clock)
         means = {name: sums[name] / max(sums["judged"], 1) for name in ("acceptance", "agreement")}
-        if after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed)):
+        if after(Record(step + 1, loss, means["acceptance"], means["agreement"], norm, rate, scored, speed, bad)):
             return
 
 

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from draftsmith.distill import CutDraft, WholeDraft
 from draftsmith.distill.early_exit import Exits
-from draftsmith.recipes import Recipe
+from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import append_lines, write_whole
 from draftsmith.train import exits
 from draftsmith.train.data.plan import Order, Rows
@@ -30,20 +30,20 @@ class Log:
     def goes_on_from(self, step: int) -> None:
         """Drop what stands behind `step`: it will be done again."""
         if self._main and self._path.is_file():
-            lines = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
-            write_whole(self._path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+            kept = [line for line in runs.metrics(self._path.parent) if line["step"] <= step]
+            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:
             append_lines(self._path, [json.dumps(record)])
 
 
-def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path) -> None:
+def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:
     scored = sum(row.scored for row in rows.train)
     left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
     counted = "".join(f"{count} {what}; " for what, count in rows.counted.items())
     print(
-        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}{', as train.processes says,' if processes else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
         f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
         f"{counted}{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
     )

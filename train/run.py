@@ -20,14 +20,16 @@ from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import room_for, write_whole
+from draftsmith.recipes.files import room_for, writable, write_whole
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint, exits
+from draftsmith.train.bad_steps import Skips, check_skips, last_good_named
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Order, Rows, micro_batches
+from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import check_launch, mixed
@@ -38,6 +40,7 @@ from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
+AT_FAULTS = {"on_damage", "processes", "skip_bad_steps"}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -45,7 +48,9 @@ def same_run(recipe: Recipe) -> None:
     written = recipe.folder / "recipe.yaml"
     if not written.is_file():
         return
-    before, now = yaml.safe_load(written.read_text(encoding="utf-8")), yaml.safe_load(recipe.dump())
+    before, now = (yaml.safe_load(text) for text in (written.read_text(encoding="utf-8"), recipe.dump()))
+    for one in (before, now):
+        one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in AT_FAULTS}
     if changed := [key for key in LEARNED if before.get(key) != now[key]]:
         raise ValueError(
             f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
@@ -54,23 +59,26 @@ def same_run(recipe: Recipe) -> None:
 
 
 def run_training(recipe: Recipe) -> Path:
-    """Train the recipe's draft, or go on where a run was interrupted -> the run folder."""
+    """Train the recipe's draft, or go on where a run was interrupted -> the run folder. `Interrupted` where a signal ended it."""
     for name in recipe.data.answer_files or [recipe.data.prompts]:
         find(name)
     if recipe.data.answers is None and recipe.data.format == "prompts":
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
+    writable(recipe.folder)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    with launched(recipe.train.precision) as accelerator:
-        _train(recipe, accelerator)
+    with Signals() as signals, launched(recipe.train.precision, recipe.train.processes) as accelerator:
+        _train(recipe, accelerator, signals)
     return recipe.folder
 
 
-def _train(recipe: Recipe, accelerator: Accelerator) -> None:
+def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     settings, folder, held = recipe.train, recipe.folder, resident()
     same_run(recipe)
+    checkpoint.sound(folder, settings.on_damage, accelerator)
     if settings.on_policy is not None:
         check_launch(accelerator)
+    check_skips(settings.skip_bad_steps, accelerator)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
@@ -94,9 +102,9 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         weight_decay=settings.weight_decay,
     )
     log = Log(folder / "metrics.jsonl", accelerator.is_main_process)
-    choice = Choice(settings.select, settings.patience)
+    choice, skips = Choice(settings.select, settings.patience), Skips(settings.skip_bad_steps)
     mixture = mixed(recipe, plan, seen.size, seen.rows.train, objective, target, tokenizer, accelerator, log.write)
-    accelerator.register_for_checkpointing(*(one for one in (choice, mixture) if one is not None))
+    accelerator.register_for_checkpointing(*(one for one in (choice, skips, mixture) if one is not None))
     objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
     done = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
@@ -105,13 +113,14 @@ def _train(recipe: Recipe, accelerator: Accelerator) -> None:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
         _say_what_begins(recipe, seen, taught, done, name, accelerator)
-    watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs)
+    watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
         rank, world, order = accelerator.process_index, accelerator.num_processes, mixture or plan
-        train(
-            objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
-            start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch,
-        )  # fmt: skip
+        with signals.steps(), last_good_named(folder):
+            train(
+                objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
+                start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch, skips=skips,
+            )  # fmt: skip
         watch.progress.done()
     if accelerator.is_main_process:
         if done < plan.steps:
@@ -184,7 +193,7 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
     folder, objective = recipe.folder, taught.objective
     about = environment(accelerator, name, recipe, seen.rows, taught.draft)
     write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
-    banner(seen.rows, seen.plan, done, accelerator, folder)
+    banner(seen.rows, seen.plan, done, accelerator, folder, recipe.train.processes)
     told = isinstance(objective, DistillExits)
     expected = exits.memory(objective) if told else what_a_step_takes(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
@@ -194,6 +203,8 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
 
 def _say_what_came(recipe: Recipe, plan: Order, choice: Choice) -> None:
     folder = recipe.folder
+    if told := runs.passed_over(folder):
+        print(told)
     if choice.over:
         print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
     if (best := runs.best(folder)) is not None:

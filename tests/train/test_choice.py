@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from draftsmith.distill import Batch, DistillDraft, Loss, collate
 from draftsmith.distill.block_length import block_length
 from draftsmith.recipes import runs
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.recipes.schema import Train
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
@@ -92,6 +93,7 @@ def test_a_checkpoint_that_was_chosen_by_another_figure_is_refused(tmp_path: Pat
     about = json.loads(state.read_text())
     del about["held_out"]["block_length"]
     state.write_text(json.dumps(about))
+    write_sums(tmp_path / "step-2")
     with pytest.raises(ValueError, match=r"step-2 has no held-out block_length, only greedy_block_length, acceptance, loss"):
         carry_on(tmp_path, Choice("block_length", 0), 3)
     assert runs.best(tmp_path) == tmp_path / "step-2", "what was chosen can still be read"

@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.plan import to_rows
 from draftsmith.train.data.prepare import identity, read_answers
-from runs import draftsmith, kill_when, launched, write_run
+from runs import draftsmith, kill_when, launched, told, weights, write_run
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +26,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "1 process on cpu" in done.stdout
     assert "held-out acceptance" in done.stdout
     return place
-
-
-def weights(run: Path) -> dict[str, bytes]:
-    last = runs.steps(run)[-1]
-    return {name: one.numpy().tobytes() for name, one in load_file(last / "draft" / "model.safetensors").items()}
 
 
 def test_the_run_folder_explains_itself(undisturbed: Path) -> None:
@@ -84,12 +78,6 @@ def test_killed_twice_it_ends_with_the_same_bits(undisturbed: Path, tmp_path: Pa
 
     assert told(run) == told(undisturbed / "runs" / "small"), "no step is recorded twice, and each as it was"
     assert not list(run.glob(".*"))
-
-
-def told(run: Path) -> list[dict[str, object]]:
-    """What a run recorded, but for its speed."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def test_on_policy_killed_between_two_refreshes_it_ends_with_the_same_bits(undisturbed: Path, tmp_path: Path) -> None:

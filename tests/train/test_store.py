@@ -151,7 +151,7 @@ def test_a_kill_at_any_moment_ends_in_the_same_bytes(
             half = lambda self, path: path.write_bytes(b"PAR1 and no more")  # noqa: E731
             patch.setattr(Dataset, "to_parquet", killed(after, Dataset.to_parquet, half))
         elif where == "before its checksum":
-            patch.setattr(store, "_sum", killed(after, store._sum))
+            patch.setattr(store, "sha256", killed(after, store.sha256))
         else:  # a manifest, then a checksum a shard, then the manifest again
             moments = 1 + after if where == "before its name" else 4
             after_it = store.write_whole if where == "before its name" or after else None

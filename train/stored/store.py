@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from torch import Tensor
 from draftsmith.distill import collate
 from draftsmith.distill.batch import Example
 from draftsmith.distill.top_k import Listened
+from draftsmith.recipes.checksums import sha256
 from draftsmith.recipes.files import room_for, whole_file, write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.train.data.prepare import identity
@@ -108,7 +108,7 @@ def _make(path: Path, shard: list[Example], ask: Ask, about: About) -> None:
     said = [checked(one, place.scored, about) for one, place in zip(said, found, strict=True)]
     with whole_file(path) as beside, no_bars():
         Dataset(to_table([place.key.hex() for place in found], said, about)).to_parquet(beside)
-        write_whole(path.with_suffix(".sha256"), _sum(beside))
+        write_whole(path.with_suffix(".sha256"), sha256(beside))
 
 
 def _make_room(folder: Path, missing: list[list[Example]], about: About) -> None:
@@ -153,19 +153,11 @@ def _sum_beside(path: Path) -> str | None:
 def _check(path: Path, checksum: str | None) -> None:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; the command that made it makes it anew")
-    if _sum(path) != checksum:
+    if sha256(path) != checksum:
         raise ValueError(
             f"{path} is damaged or was changed (its sha256 is not the one it was written with); "
             "remove it, and the command that made it makes it anew"
         )
-
-
-def _sum(path: Path) -> str:
-    whole = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            whole.update(block)
-    return whole.hexdigest()
 
 
 @contextmanager
