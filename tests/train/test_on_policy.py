@@ -116,7 +116,7 @@ def test_sharded_weights_are_refused_before_anything_is_loaded(
         distributed_type=DistributedType(kind), state=SimpleNamespace(deepspeed_plugin=stage and SimpleNamespace(zero_stage=stage))
     )
     recipe = load_recipe(write_run(tmp_path), ["train.on_policy={share: 0.5}"])
-    monkeypatch.setattr(run, "launched", lambda precision: contextlib.nullcontext(launch))
+    monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch))
     monkeypatch.setattr(run, "load", loads := Mock(side_effect=InterruptedError))
     launch.device = "cpu"
     with pytest.raises(ValueError if how else InterruptedError, match=f"on_policy asked with {how}, which leaves" if how else None):
