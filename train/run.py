@@ -75,10 +75,10 @@ def run_training(recipe: Recipe) -> Path:
 def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     settings, folder, held = recipe.train, recipe.folder, resident()
     same_run(recipe)
-    checkpoint.sound(folder, settings.on_damage, accelerator)
     if settings.on_policy is not None:
         check_launch(accelerator)
     check_skips(settings.skip_bad_steps, accelerator)
+    checkpoint.sound(folder, settings.on_damage, accelerator)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):

@@ -113,7 +113,10 @@ def test_sharded_weights_are_refused_before_anything_is_loaded(
     kind: str, stage: int | None, how: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = SimpleNamespace(
-        distributed_type=DistributedType(kind), state=SimpleNamespace(deepspeed_plugin=stage and SimpleNamespace(zero_stage=stage))
+        distributed_type=DistributedType(kind),
+        is_main_process=True,
+        num_processes=1,
+        state=SimpleNamespace(deepspeed_plugin=stage and SimpleNamespace(zero_stage=stage)),
     )
     recipe = load_recipe(write_run(tmp_path), ["train.on_policy={share: 0.5}"])
     monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch))
