@@ -138,4 +138,6 @@ def test_what_a_process_took_is_its_peak_beyond_what_it_held() -> None:
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert 95e6 < int(done.stdout) < 300e6  # a system that takes pages away makes `before` too small; the whole process holds 480e6
+    assert (
+        95e6 < int(done.stdout) < 450e6
+    )  # a system that takes pages away makes `before` too small; the whole process holds 480e6 before it

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from draftsmith.distill import Batch, LiveTeacher, collate
@@ -89,7 +89,8 @@ class StoredTeacher:
         device = self._teacher.target.device
         states = torch.cat([self._teacher.hidden(batch) for batch in in_batches(shard, device)])
         with whole_file(path) as beside:
-            save_file({"states": states.cpu().contiguous()}, beside, metadata=about)
+            # Not save_file, which writes to a file of its own first: a kill would leave that behind.
+            beside.write_bytes(save({"states": states.cpu().contiguous()}, metadata=about))
 
 
 def _path(folder: Path, number: int) -> Path:
