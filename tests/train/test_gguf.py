@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,19 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, TokenType
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from draftsmith.specdec.places import gguf_tokenizer, quiet
 from draftsmith.train.export.gguf_file import FORMS, read_metadata, read_tensors, write_gguf
 from draftsmith.train.export.gguf_tokenizer import copied, split_name, vocabulary
-from tiny import tiny, tiny_tokenizer
+from tiny import tiny_tokenizer, uneven
 
 TOKENIZER = tiny_tokenizer()
 ROWS = len(TOKENIZER) + 4  # the last four pad the head
+model = partial(uneven, vocab_size=ROWS)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
-
-
-def model(family: str = "llama", **changes: Any) -> PreTrainedModel:
-    """A tiny model none of whose vectors is all ones or zeros, so that one left out or exchanged is seen."""
-    made = tiny(family, **{"vocab_size": ROWS, **changes})
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() == 1:
-                weight.add_(torch.randn_like(weight) * 0.3)
-    return made
 
 
 def words(**said: Any) -> Any:
