@@ -1,9 +1,9 @@
 """The distiller against the others': the same pair, the same rows, the same wall clock; each arm in a process of its own.
 
     pip install -e '.[bench]'
-    python benchmarks/distill.py [--minutes 4] [--turns 3] [--out docs/measured/distill.json]
+    python benchmarks/distill.py [--minutes 4] [--turns 3] [--threads 1] [--out docs/measured/distill.json]
 
-Every arm starts from the same four layers of SmolLM2-135M and reads the same rows in the same order, on two cores. Its clock starts when
+Every arm starts from the same four layers of SmolLM2-135M and reads the same rows in the same order. Its clock starts when
 models, libraries and data are loaded, so a warm start and the storing of a teacher count. What is left of the time is training. Then the
 acceptance (sum min(p, q), whole laws) is measured for all by one function, on rows that nothing was chosen by: others' learning rates
 and our ridge are chosen on other held-out rows. Memory is the process's peak before that. The others train the tied embedding and head
@@ -222,18 +222,17 @@ ARMS: dict[str, tuple[Callable[[Job], Trained], float]] = {  # and the learning 
 }  # fmt: skip
 
 
-def one_arm(name: str, seconds: float, rate: float, seed: int) -> dict[str, Any]:
+def one_arm(name: str, seconds: float, rate: float, seed: int, some: int) -> dict[str, Any]:
     """Run in a fresh process: train, then judge."""
-    torch.set_num_threads(2)
     torch.manual_seed(seed)
     target, tokenizer = load(TARGET)
     answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), tokenizer))
-    rows = to_rows(of_answers(answers), tokenizer, 1024, 0.1, seed, 240)
+    rows = to_rows(of_answers(answers), tokenizer, 1024, 0.1, seed, some)
     chooses, judges = rows.held_out[::2], rows.held_out[1::2]
     run, own = ARMS[name]
     trained = run(Job(target, tokenizer, rows._replace(held_out=chooses), seconds, rate or own, seed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    judged, chosen = (judge(trained.draft, target, some) for some in (judges, chooses))
+    judged, chosen = (judge(trained.draft, target, held) for held in (judges, chooses))
     return {
         "arm": name, "rate": rate or own, "seed": seed, "steps": trained.steps, "tokens": trained.tokens, "training_seconds": trained.seconds,
         "tokens_per_second": trained.tokens / trained.seconds, "tokens_per_second_of_all": trained.tokens / seconds, "peak_bytes": peak,
@@ -264,30 +263,30 @@ def main() -> None:
         default=[3e-4, 1.2e-3, 3e-3],
         help="learning rates that the others may choose from, in the first turn",
     )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", type=int, default=120, help="to train on: about what the slowest arm gets through")
     parser.add_argument("--out", default="")
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
-        print("\n" + json.dumps(one_arm(asked.arm, 60 * asked.minutes, asked.rate, asked.seed)))
+        torch.set_num_threads(asked.threads)
+        print("\n" + json.dumps(one_arm(asked.arm, 60 * asked.minutes, asked.rate, asked.seed, asked.rows)))
         return
     found: list[dict[str, Any]] = []
     for seed in range(asked.turns):
         for name, (_, own) in ARMS.items():
             for rate in [own] if own else asked.rates if seed == 0 else [best_rate(found, name)]:
-                command = [
-                    sys.executable,
-                    __file__,
-                    "--arm",
-                    name,
-                    "--minutes",
-                    str(asked.minutes),
-                    "--rate",
-                    str(rate),
-                    "--seed",
-                    str(seed),
-                ]
+                told = {
+                    "arm": name,
+                    "minutes": asked.minutes,
+                    "rate": rate,
+                    "seed": seed,
+                    "threads": asked.threads,
+                    "rows": asked.rows,
+                }
+                command = [sys.executable, __file__, *(str(word) for what, value in told.items() for word in (f"--{what}", value))]
                 said = subprocess.run(command, capture_output=True, text=True)
                 if said.returncode:
                     raise SystemExit(f"{name}: {said.stderr[-2000:]}")
@@ -295,7 +294,13 @@ def main() -> None:
                 print(json.dumps(found[-1]), flush=True)
     show(found)
     if asked.out:
-        write_whole(Path(asked.out), json.dumps({"minutes": asked.minutes, "batch": BATCH, "runs": found}, indent=1) + "\n")
+        write_whole(
+            Path(asked.out),
+            json.dumps(
+                {"minutes": asked.minutes, "threads": asked.threads, "rows": asked.rows, "batch": BATCH, "runs": found}, indent=1
+            )
+            + "\n",
+        )
 
 
 def best_rate(found: list[dict[str, Any]], name: str) -> float:
