@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -72,8 +73,6 @@ class Job(NamedTuple):
 
 def draftsmith(job: Job, stored: bool = True) -> Trained:
     """The way of the quickstart's recipe: ridge start, the teacher's states kept, the ids of the answers as support."""
-    from accelerate import Accelerator
-
     accelerator, job = Accelerator(cpu=True), job.clocked()
     teacher: Any = LiveTeacher(job.target)
     with tempfile.TemporaryDirectory() as place:
@@ -222,8 +221,8 @@ ARMS: dict[str, tuple[Callable[[Job], Trained], float]] = {  # and the learning 
 }  # fmt: skip
 
 
-def one_arm(name: str, seconds: float, rate: float, seed: int, some: int) -> dict[str, Any]:
-    """Run in a fresh process: train, then judge."""
+def one_arm(name: str, seconds: float, rate: float, seed: int, some: int, heard: Path) -> dict[str, Any]:
+    """Run in a fresh process: train, then judge; the target is heard on the held-out rows once for all arms of a seed, in `heard`."""
     torch.manual_seed(seed)
     target, tokenizer = load(TARGET)
     answers = read_answers(Path("recipes/data/smollm2-135m.jsonl"), identity(revision(TARGET), tokenizer))
@@ -232,7 +231,8 @@ def one_arm(name: str, seconds: float, rate: float, seed: int, some: int) -> dic
     run, own = ARMS[name]
     trained = run(Job(target, tokenizer, rows._replace(held_out=chooses), seconds, rate or own, seed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    judged, chosen = (judge(trained.draft, target, held) for held in (judges, chooses))
+    teacher = StoredTeacher(LiveTeacher(target), heard / f"seed-{seed}", rows.held_out, revision(TARGET), Accelerator(cpu=True))
+    judged, chosen = (judge(trained.draft, teacher, held) for held in (judges, chooses))
     return {
         "arm": name, "rate": rate or own, "seed": seed, "steps": trained.steps, "tokens": trained.tokens, "training_seconds": trained.seconds,
         "tokens_per_second": trained.tokens / trained.seconds, "tokens_per_second_of_all": trained.tokens / seconds, "peak_bytes": peak,
@@ -240,9 +240,9 @@ def one_arm(name: str, seconds: float, rate: float, seed: int, some: int) -> dic
     }  # fmt: skip
 
 
-def judge(draft: PreTrainedModel, target: PreTrainedModel, rows: list[Any]) -> dict[str, float]:
+def judge(draft: PreTrainedModel, teacher: StoredTeacher, rows: list[Any]) -> dict[str, float]:
     """Acceptance and agreement over the scored tokens of `rows`, and how many these are."""
-    objective = DistillDraft(draft, LiveTeacher(target))
+    objective = DistillDraft(draft, teacher)
     objective.trainable.eval()
     sums = {"acceptance": 0.0, "agreement": 0.0, "judged": 0.0}
     with torch.no_grad():
@@ -265,42 +265,39 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", type=int, default=120, help="to train on: about what the slowest arm gets through")
-    parser.add_argument("--out", default="")
+    parser.add_argument("--out", default="docs/measured/distill.json", help="an interrupted call goes on with what is there")
+    parser.add_argument("--heard", default="", help=argparse.SUPPRESS)
     parser.add_argument("--arm", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
         torch.set_num_threads(asked.threads)
-        print("\n" + json.dumps(one_arm(asked.arm, 60 * asked.minutes, asked.rate, asked.seed, asked.rows)))
+        print("\n" + json.dumps(one_arm(asked.arm, 60 * asked.minutes, asked.rate, asked.seed, asked.rows, Path(asked.heard))))
         return
-    found: list[dict[str, Any]] = []
-    for seed in range(asked.turns):
-        for name, (_, own) in ARMS.items():
-            for rate in [own] if own else asked.rates if seed == 0 else [best_rate(found, name)]:
-                told = {
-                    "arm": name,
-                    "minutes": asked.minutes,
-                    "rate": rate,
-                    "seed": seed,
-                    "threads": asked.threads,
-                    "rows": asked.rows,
-                }
-                command = [sys.executable, __file__, *(str(word) for what, value in told.items() for word in (f"--{what}", value))]
-                said = subprocess.run(command, capture_output=True, text=True)
-                if said.returncode:
-                    raise SystemExit(f"{name}: {said.stderr[-2000:]}")
-                found.append(json.loads(said.stdout.strip().splitlines()[-1]))
-                print(json.dumps(found[-1]), flush=True)
+    how = {"minutes": asked.minutes, "threads": asked.threads, "rows": asked.rows, "batch": BATCH}
+    out, found = Path(asked.out), []
+    if out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))
+        found = before["runs"] if before["how"] == how else []
+    with tempfile.TemporaryDirectory() as heard:
+        for seed in range(asked.turns):
+            for name, (_, own) in ARMS.items():
+                for rate in [own] if own else asked.rates if seed == 0 else [best_rate(found, name)]:
+                    if not any((one["arm"], one["rate"], one["seed"]) == (name, rate, seed) for one in found):
+                        found.append(_apart({"arm": name, "rate": rate, "seed": seed, "heard": heard} | how))
+                        print(json.dumps(found[-1]), flush=True)
+                        write_whole(out, json.dumps({"how": how, "runs": found}, indent=1) + "\n")
     show(found)
-    if asked.out:
-        write_whole(
-            Path(asked.out),
-            json.dumps(
-                {"minutes": asked.minutes, "threads": asked.threads, "rows": asked.rows, "batch": BATCH, "runs": found}, indent=1
-            )
-            + "\n",
-        )
+
+
+def _apart(told: dict[str, Any]) -> dict[str, Any]:
+    """One arm in a process of its own."""
+    words = [str(word) for what, value in told.items() if what != "batch" for word in (f"--{what}", value)]
+    said = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
+    if said.returncode:
+        raise SystemExit(f"{told['arm']}: {said.stderr[-2000:]}")
+    return dict(json.loads(said.stdout.strip().splitlines()[-1]))
 
 
 def best_rate(found: list[dict[str, Any]], name: str) -> float:
