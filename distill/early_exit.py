@@ -123,7 +123,8 @@ class DistillExits:
     def loss(self, batch: Batch) -> Loss:
         batch = batch.to(self.head.linear.weight.device)
         seen = self.exits.watch(batch)
-        hidden = self.trainable(seen, batch)
+        # An accelerator hands out float32, and the head reads what its own weights are in.
+        hidden = [one.to(seen.last.dtype) for one in self.trainable(seen, batch)]
         training = self.trainable.training
         total, found = self._chunks(batch, seen.last, hidden, training)
         if training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,11 @@ def predict_exits(
     if any(one.head == "lora" for one in exits):
         raise ValueError("what LoRA takes is not predicted: peft moves its layers as tensors without numbers cannot be moved")
     try:
-        return _dry_run(target, exits, (rows, length, scored), asked, dtype, support, accumulate, bf16, device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Accessing the data pointer of FakeTensor"
+            )  # a copy of a module asks, and is told there is none
+            return _dry_run(target, exits, (rows, length, scored), asked, dtype, support, accumulate, bf16, device)
     except RuntimeError as error:
         raise ValueError(
             f"what exits of a {target.model_type} take cannot be predicted, for it does not run on tensors without numbers: "

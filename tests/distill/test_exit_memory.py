@@ -84,6 +84,7 @@ def test_what_stays_is_counted_to_the_byte_and_each_part_grows_with_what_it_is_o
     half = of(dtype=torch.bfloat16)
     assert (half.target, half.draft) == (base.target // 2, base.draft), "heads are in float32"
     assert of([KINDS["block"]], bf16=True).activations < of([KINDS["block"]]).activations
+    assert of([KINDS["block"]], bf16=True, dtype=torch.bfloat16).draft == of([KINDS["block"]]).draft
 
 
 def test_what_cannot_be_predicted_of_exits_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
