@@ -83,7 +83,7 @@ def _trained(run: Path) -> dict[str, Any]:
 
 def show_training(found: dict[str, Any]) -> None:
     told = found["trained"]
-    title = f"{told['tokens']} scored tokens in {told['seconds_in_steps'] / 60:.0f} min of steps on {told['threads']} threads; {told['draft']}"
+    title = f"{told['tokens']} scored tokens in {told['seconds_in_steps'] / 60:.1f} min of steps on {told['threads']} threads; {told['draft']}"
     table = Table(title=title, title_justify="left")
     for name in ("", "stage", "k", "held out, T = 1", "first drafts kept", "tokens a call", "c", "predicted", "measured", "equal"):
         table.add_column(name, justify="left" if name in ("", "stage") else "right")
