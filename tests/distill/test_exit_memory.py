@@ -74,6 +74,8 @@ def test_what_stays_is_counted_to_the_byte_and_each_part_grows_with_what_it_is_o
     assert base.target == sum(one.numel() * 4 for one in target.parameters())
     assert (base.draft, base.gradients, base.moments) == (weights, weights, 2 * weights)
     assert sum(base[:4]) < base.total <= sum(base[:-1])
+    small = of([KINDS["block"]], rows=1, length=2, scored=1, chunk=1)
+    assert small.total >= sum(small[:4]), "the step's end, where all gradients are there"
     assert of(rows=4).teacher == pytest.approx(2 * base.teacher, rel=0.1)
     assert of(scored=200).activations == pytest.approx(2 * base.activations, rel=0.1)
     assert of(rows=4).activations == base.activations, "adapters see scored positions only"

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate import Accelerator
 from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from draftsmith.distill import DistillExits
+from draftsmith.distill.batch import Example
+from draftsmith.distill.exit_memory import predict_exits
 from draftsmith.distill.making.cut import cut
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load, load_drafter
+from draftsmith.train import exits
+from draftsmith.train.data.plan import Rows
 from draftsmith.train.export import exits_folder, proof, prove, prove_gguf
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from runs import inside, write_run
-from tiny import tiny_folder
+from tiny import tiny, tiny_folder
 
 DRAFT = {
     "kind": "exits",
@@ -88,6 +95,18 @@ def test_a_run_of_exits_says_what_each_is_worth_and_keeps_only_heads(finished: P
     assert "exits of the target itself after layers 1 (adapter, map of rank 8), 2 (block, full map), 3 (lora, lora of rank 2" in (
         (run / "environment.json").read_text()
     )
+
+
+def test_what_is_told_of_a_step_is_the_largest_micro_batch(tmp_path: Path) -> None:
+    train = {**TRAIN, "accumulate": 2}
+    recipe = load_recipe(write_run(tmp_path, draft={"kind": "exits", "exits": [{"layer": 1, "rank": 8}]}, train=train))
+    objective = DistillExits(tiny(), exits.asked(recipe.draft), support=torch.arange(20))  # type: ignore[arg-type]
+    rows = Rows([Example(list(range(n)), ((2, n),)) for n in (5, 9, 7)], [], Counter(), Counter())
+    settings = {"support": 20, "accumulate": 2}
+    for pack, length, scored in ((0, 9, 3 * 7), (20, 20, 3 * 7 * 2)):
+        packed = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pack": pack})})
+        found = exits.what_a_step_takes(packed, objective, rows, Accelerator(cpu=True))
+        assert found == predict_exits(tiny().config, objective.exits.asked, 3, length, scored, objective.asked, **settings)  # type: ignore[arg-type]
 
 
 def test_an_interrupted_run_of_exits_ends_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
