@@ -22,7 +22,7 @@ check: lint types test
 
 test-oldest: .venv/ready
 	$(PIP) --no-deps --target .oldest transformers==5.5.4 'huggingface-hub<2' 'tokenizers<=0.23.0' httpx httpcore h11 anyio sniffio typer-slim shellingham
-	PYTHONPATH=.oldest OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile tests/specdec
+	PYTHONPATH=.oldest OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile tests/specdec tests/distill/test_early_exit.py tests/distill/test_exit_memory.py tests/train/test_exits.py
 
 test-engines: .venv/ready .engines/ready
 	LLAMA_CPP_LIB_PATH=$(CURDIR)/.engines/build/bin PYTHONPATH=.engines/src:.engines/site OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/engines

@@ -1,9 +1,11 @@
-"""What an early exit costs beside its target, interleaved in one process: medians and ratios.
+"""What an early exit costs beside its target, and what training it was worth, interleaved in one process.
 
     python benchmarks/early_exit.py cost [--exits 3 6 9] [--turns 25] [--out docs/measured/early_exit_cost.json]
+    python benchmarks/early_exit.py training --run runs/early_exit [--draft runs/quickstart] [--out docs/measured/early_exit_training.json]
 
-Every turn times each step once, behind the same prompt, on one thread, after a warm-up; the order turns. Tests assert none of this: it
-is for a quiet machine.
+cost: every turn times each step once, behind the same prompt, on one thread, after a warm-up; the order turns. training: a sweep
+(`draftsmith sweep`) over the exits of a run of recipes/early_exit.yaml, untrained, after the closed form and trained, beside a stand-alone
+draft and n-gram lookup; an interrupted call goes on where it was. Tests assert none of these figures: they are for a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exit_training import training
 from rich.console import Console
 from rich.table import Table
 
@@ -189,7 +192,7 @@ def show_cost(found: dict[str, Any]) -> None:
     console.print(table)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"cost": cost}
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"cost": cost, "training": training}
 
 
 def _arguments() -> argparse.Namespace:
@@ -197,9 +200,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--exits", type=int, nargs="+", default=[3, 6, 9])
-    parser.add_argument("--turns", type=int, default=25)
     parser.add_argument("--as-loaded", action="store_true", help="without prepare_for_decoding")
     parser.add_argument("--out", default="")
+    parser.add_argument("--turns", type=int, default=25, help="of cost")
+    parser.add_argument("--run", default="runs/early_exit", help="of training: the run whose exits are measured")
+    parser.add_argument("--draft", default="", help="of training: a run, or a folder, of a stand-alone draft to set beside them")
+    parser.add_argument("--prompts", default="recipes/data/eval.jsonl")
+    parser.add_argument("--per-kind", type=int, default=1, help="prompts of each kind; 0: all")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--k", type=int, nargs="+", default=[2, 4])
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss, sums
 from draftsmith.distill.draft import JUDGED, Origin
-from draftsmith.distill.head import Logits, last_hidden
+from draftsmith.distill.head import Head, Logits, last_hidden
 from draftsmith.distill.losses import loss_named
 from draftsmith.distill.objective import Loss
 from draftsmith.distill.signal import Dense, Overlap
@@ -85,30 +85,46 @@ class DistillExits:
         losses = {loss: 1.0} if isinstance(loss, str) else dict(loss)
         for name in losses:
             loss_named(name)
-        self.head = LiveTeacher(target, real).head  # freezes the target, and refuses one that it cannot follow
-        self.exits = Exits(target, exits)
-        self.trainable: nn.Module = self.exits  # may be wrapped by a loop for several processes; `exits` stays bare
-        self.draft = self.exits  # by the name under which a run knows what it trains
+        head = LiveTeacher(target, real).head  # freezes the target, and refuses one that it cannot follow
         given = [1.0] * len(exits) if weights is None else list(weights)
         if len(given) != len(exits) or min(given) <= 0:
             raise ValueError(f"{len(exits)} exits need as many weights above 0, found {given}")
-        by_layer = {one.layer: weight / sum(given) for one, weight in zip(exits, given, strict=True)}
-        self.shares: Mapping[str, float] = {str(layer): by_layer[layer] for layer in sorted(by_layer)}
-        self.figures: Mapping[str, Mapping[str, float]] = {}
         self.origin, self.by, self.k = origin, by, k
-        device = self.head.linear.weight.device
+        device = head.linear.weight.device
         if ids is not None:
-            ids = check_ids(ids, self.head.rows, "the draft's ids").to(device)
+            ids = check_ids(ids, head.rows, "the draft's ids").to(device)
         if support is not None and ids is not None and not bool(torch.isin(support, ids.cpu()).all()):
             raise ValueError("a support holds ids that the draft cannot say; leave them out of it")
-        self.asked, self.support = Asked(losses, chunk, temperature, ids), support
-        self._narrow = None if support is None else self.head.over(support.to(device))
-        self._speaks: Logits = self.head if ids is None else self.head.over(ids)
+        self._take(target, exits, head, given, Asked(losses, chunk, temperature, ids), support)
+
+    @classmethod
+    def of_shapes(
+        cls, target: PreTrainedModel, exits: Sequence[ExitSettings], asked: Asked, support: Tensor | None
+    ) -> DistillExits:
+        """The same of a target whose tensors have shapes and no numbers, of which nothing can be checked (`exit_memory`)."""
+        made = cls.__new__(cls)
+        made._take(target, exits, Head(target), [1.0] * len(exits), asked, support)
+        return made
+
+    def _take(
+        self, target: PreTrainedModel, exits: Sequence[ExitSettings], head: Head, weights: Sequence[float], asked: Asked,
+        support: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.head, self.exits = head, Exits(target, exits)
+        self.trainable: nn.Module = self.exits  # may be wrapped by a loop for several processes; `exits` stays bare
+        self.draft = self.exits  # by the name under which a run knows what it trains
+        by_layer = {one.layer: weight / sum(weights) for one, weight in zip(exits, weights, strict=True)}
+        self.shares: Mapping[str, float] = {str(layer): by_layer[layer] for layer in sorted(by_layer)}
+        self.figures: Mapping[str, Mapping[str, float]] = {}
+        self.asked, self.support = asked, support
+        self._narrow = None if support is None else head.over(support.to(head.linear.weight.device))
+        self._speaks: Logits = head if asked.ids is None else head.over(asked.ids)
 
     def loss(self, batch: Batch) -> Loss:
         batch = batch.to(self.head.linear.weight.device)
         seen = self.exits.watch(batch)
-        hidden = self.trainable(seen, batch)
+        # An accelerator hands out float32, and the head reads what its own weights are in.
+        hidden = [one.to(seen.last.dtype) for one in self.trainable(seen, batch)]
         training = self.trainable.training
         total, found = self._chunks(batch, seen.last, hidden, training)
         if training:

@@ -70,7 +70,7 @@ def _dry_run(
 ) -> Memory:  # fmt: skip
     rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
-        model = _built(target, dtype).eval().requires_grad_(False)
+        model = without_numbers(target, dtype).eval().requires_grad_(False)
         step = _Step(model, draft, asked, dtype, support, bf16)
         parameters = [one for one in step.draft.parameters() if one.requires_grad]
         moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
@@ -79,7 +79,7 @@ def _dry_run(
                 one.grad = torch.zeros_like(one)
         batch = torch.zeros(rows, length, dtype=torch.long)
         where = (torch.zeros(scored, dtype=torch.long), torch.zeros(scored, dtype=torch.long))
-        weights, before, live.peak = _bytes(step.draft.parameters()), live.now, live.now
+        weights, before, live.peak = nbytes(step.draft.parameters()), live.now, live.now
         with torch.no_grad():
             said = last_hidden(model, batch)[where] if listens else torch.zeros(scored, step.width, dtype=dtype)
         teacher, now, live.peak, highest = live.peak - before, live.now, live.now, live.peak
@@ -90,11 +90,11 @@ def _dry_run(
         logits, highest = live.peak - now, max(highest, live.peak)
         total.backward()
         # The update holds a denominator beside each weight: of one weight at a time on a CPU, of all of them on a GPU.
-        sizes = [_bytes([one]) for one in parameters]
+        sizes = [nbytes([one]) for one in parameters]
         update = live.now + (2 * max(sizes) if device == "cpu" else sum(sizes))
         highest = max(highest, live.peak, update)
     return Memory(
-        _bytes(model.parameters()), weights, sum(sizes), _bytes(moments), teacher if listens else 0, activations, logits, highest
+        nbytes(model.parameters()), weights, sum(sizes), nbytes(moments), teacher if listens else 0, activations, logits, highest
     )
 
 
@@ -135,7 +135,7 @@ class _Step:
         self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool
     ) -> None:
         self.cut = isinstance(draft, list)
-        made: Any = CutDraft(target, draft) if isinstance(draft, list) else _built(draft, dtype)
+        made: Any = CutDraft(target, draft) if isinstance(draft, list) else without_numbers(draft, dtype)
         self.draft: Any = made
         self.draft.train()
         if bf16:
@@ -175,7 +175,7 @@ class _Step:
         return total
 
 
-def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def without_numbers(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     # A copy: what is set here must not reach the models that the config is also of.
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     if model.config._attn_implementation == "sdpa":
@@ -183,7 +183,7 @@ def _built(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _bytes(tensors: Any) -> int:
+def nbytes(tensors: Any) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 

@@ -134,14 +134,21 @@ def _from_gguf(path: Path) -> Path:
 def gguf_tokenizer(path: Path) -> Any:
     """The tokenizer of a .gguf, with the special tokens that the file names; some versions of transformers put the converter's own
     defaults in their place, or read the whole vocabulary as another family's, which is refused."""
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    newer = "Take a newer transformers (5.10 reads it), or a transformers folder of the model"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # before 5.10 of several kinds, some about packages that are not the matter
+        told = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"transformers {version('transformers')} makes no tokenizer of {path.name} ({type(error).__name__}: {told}). {newer}"
+        ) from error
     fields = GGUFReader(path).fields
     if (field := fields.get("tokenizer.ggml.tokens")) is not None and (
         strange := set(tokenizer.get_vocab()) - set(field.contents())
     ):
         raise ValueError(
             f"transformers {version('transformers')} misreads the tokenizer of {path.name}: it adds {', '.join(sorted(strange)[:3])}, which "
-            "the file has not. Take a newer transformers (5.10 reads it), or a transformers folder of the model"
+            f"the file has not. {newer}"
         )
     for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         if (field := fields.get(f"tokenizer.ggml.{key}_token_id")) is not None:

@@ -11,18 +11,20 @@ from torch import Tensor
 from draftsmith.distill import Batch, DistillExits, collate
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.early_exit import Exits
+from draftsmith.distill.exit_memory import predict_exits
 from draftsmith.distill.making.vocabulary import Trim
+from draftsmith.distill.memory import Memory
 from draftsmith.distill.warm.exit_start import start_exits
 from draftsmith.recipes import Recipe
 from draftsmith.recipes.files import whole_folder
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.schema import ExitsDraft, Lora
-from draftsmith.specdec.drafters.exit_costs import added_bytes, share_of_a_step
+from draftsmith.specdec.drafters.exit_costs import added_bytes, copied_bytes, share_of_a_step
 from draftsmith.specdec.drafters.exit_heads import ExitSettings, check_exit
 from draftsmith.specdec.models import real_ids
 from draftsmith.train.data.plan import Rows
 from draftsmith.train.loop import evaluate
-from draftsmith.train.start import first_rows
+from draftsmith.train.start import first_rows, largest_batch
 
 
 def asked(draft: ExitsDraft) -> list[ExitSettings]:
@@ -94,7 +96,22 @@ def memory(objective: DistillExits) -> str:
         f"{added_bytes([head]) / 1e6:.2f} MB after layer {layer} (a step reads {share_of_a_step(target, layer, head, ids):.0%} of the target's)"
         for layer, head in heads.items()
     )
-    return f"memory: the heads add {added_bytes(heads.values()) / 1e6:.2f} MB to a target of {added_bytes([target]) / 1e6:.0f} MB: {each}"
+    rows = f"; each exit's copy of the rows that it says takes {copied_bytes(target, ids) / 1e6:.0f} MB more" if ids else ""
+    return f"memory: the heads add {added_bytes(heads.values()) / 1e6:.2f} MB to a target of {added_bytes([target]) / 1e6:.0f} MB: {each}{rows}"
+
+
+def what_a_step_takes(recipe: Recipe, objective: DistillExits, rows: Rows, accelerator: Accelerator) -> Memory | str:
+    """The memory of the largest micro-batch, or why it cannot be said."""
+    train, exits = recipe.train, objective.exits
+    length, scored = largest_batch(recipe, rows)
+    try:
+        return predict_exits(
+            exits.target.config, exits.asked, train.batch_size, length, scored, objective.asked, dtype=exits.target.dtype,
+            support=0 if objective.support is None else len(objective.support), accumulate=train.accumulate, bf16=train.precision == "bf16",
+            device=accelerator.device.type,
+        )  # fmt: skip
+    except ValueError as error:
+        return f"memory: {error}"
 
 
 def bytes_on_disk(objective: DistillExits) -> int:

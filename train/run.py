@@ -195,7 +195,9 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
     write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
     banner(seen.rows, seen.plan, done, accelerator, folder, recipe.train.processes)
     told = isinstance(objective, DistillExits)
-    expected = exits.memory(objective) if told else what_a_step_takes(recipe, objective, seen.rows, accelerator)
+    if told:
+        print(exits.memory(objective))
+    expected = (exits.what_a_step_takes if told else what_a_step_takes)(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if taught.said:
         print(f"the draft says {taught.said}")

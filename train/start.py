@@ -110,19 +110,24 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
     train, draft = recipe.train, objective.draft
     if getattr(recipe.draft, "lora", None) is not None:
         return "memory: not predicted for adapters"
-    longest, answered = max(len(row.ids) for row in rows.train), max(row.scored for row in rows.train)
-    length, packed = recipe.data.pack or longest, max(1, recipe.data.pack // longest)
+    length, scored = largest_batch(recipe, rows)
     model: Any = draft if isinstance(draft, CutDraft) else draft.model
     own: Any = draft.layers if recipe.draft.kind == "layers" else model.config
     only = 0 if objective.support is None else len(objective.support)
     try:
         return predict(
-            draft.target.config, own, train.batch_size, length, train.batch_size * answered * packed,
-            objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
+            draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
             bf16=train.precision == "bf16", device=accelerator.device.type,
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"
+
+
+def largest_batch(recipe: Recipe, rows: Rows) -> tuple[int, int]:
+    """The tokens of a sequence, and the scored ones of all, of a micro-batch as large as any can be."""
+    longest, answered = max(len(row.ids) for row in rows.train), max(row.scored for row in rows.train)
+    pack = recipe.data.pack
+    return pack or longest, recipe.train.batch_size * answered * max(1, pack // longest)
 
 
 def bytes_on_disk(draft: CutDraft | WholeDraft) -> int:

@@ -17,6 +17,12 @@ def added_bytes(heads: Iterable[nn.Module]) -> int:
     return sum(one.numel() * one.element_size() for head in heads for one in head.parameters())
 
 
+def copied_bytes(target: PreTrainedModel, ids: int) -> int:
+    """What a draft that says `ids` ids alone copies of the target's output head, once a loaded exit."""
+    rows: Any = target.get_output_embeddings()
+    return ids * sum(one[0].numel() * one.element_size() for one in rows.parameters())
+
+
 def share_of_a_step(target: PreTrainedModel, layer: int, head: ExitHead, ids: int | None = None) -> float:
     """Weights that a drafted token reads over those that a token of the target reads: the c of memory-bound decoding.
 

@@ -111,7 +111,7 @@ class LoraExit(nn.Module):
         self.lora = nn.ModuleDict()
         for name, one in adapted(shared):
             self.lora[name.replace(".", "-")] = nn.ModuleDict({"a": one.lora_A[PEFT], "b": one.lora_B[PEFT]})
-        self.lora.float()
+        _put(self.lora, dtype=torch.float32)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., H] after its own layer E -> [.., H]."""
@@ -148,7 +148,7 @@ def make_head(target: PreTrainedModel, asked: ExitSettings) -> ExitHead:
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(asked.layer)
-        return HEADS[asked.head](target, asked).to(target.device).train()
+        return _put(HEADS[asked.head](target, asked), device=target.device).train()
 
 
 def adapted(layers: nn.Module) -> list[tuple[str, Any]]:
@@ -183,7 +183,15 @@ def _copied(module: Any, config: Any = None, share: bool = False) -> Any:
     if share:
         held |= {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
         return copy.deepcopy(module, held)
-    return copy.deepcopy(module, held).float().requires_grad_(True)
+    return _put(copy.deepcopy(module, held), dtype=torch.float32).requires_grad_(True)
+
+
+def _put(module: Any, **where: Any) -> Any:
+    """`Module.to`, in place: that one swaps tensors, which those of shapes alone (`distill.exit_memory`) do not let it."""
+    for one in itertools.chain(module.parameters(), module.buffers()):
+        if one.is_floating_point() or "device" in where:
+            one.data = one.data.to(**where)
+    return module
 
 
 def _with_lora(layers: nn.ModuleList, rank: int, alpha: int, targets: Any) -> nn.ModuleList:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -85,10 +86,13 @@ def test_training_moves_the_heads_and_not_a_bit_of_the_target() -> None:
     assert sum(map(len, heads.values())) < sum(map(len, before.values())), "a checkpoint holds no weight of the target"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_beside_a_target_in_half_precision_heads_learn_in_float32(family: str) -> None:
+@pytest.mark.parametrize("family, precision", [("llama", "no"), ("llama", "bf16"), ("gpt2", "no")])
+def test_beside_a_target_in_half_precision_heads_learn_in_float32(family: str, precision: str) -> None:
     target = tiny(family).to(torch.bfloat16)
     objective = DistillExits(target, THREE)
+    if precision == "bf16":  # what an accelerator of that precision does to a module
+        forward = torch.autocast("cpu", torch.bfloat16)(objective.exits.forward)
+        objective.exits.forward = convert_outputs_to_fp32(forward)  # type: ignore[method-assign]
     loss = objective.loss(collate(ROWS)).total
     loss.backward()
     assert torch.isfinite(loss)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from draftsmith.specdec import compatible, load
+from draftsmith.specdec import compatible, load, places
 from draftsmith.specdec.models import chat_ids, eos_ids, pick, real_ids
 from draftsmith.specdec.places import resolve, revision
 from tiny import tiny, tiny_folder, tiny_tokenizer
@@ -85,6 +85,15 @@ def test_a_gguf_is_dequantised_once_into_a_folder_that_reloads(tmp_path: Path) -
     again = load(tmp_path / "tiny.gguf").model
     assert time.monotonic() - started < 60
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_a_gguf_of_which_transformers_makes_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ImportError("\n requires the protobuf library\nand more")
+
+    monkeypatch.setattr(places.AutoTokenizer, "from_pretrained", fails)
+    with pytest.raises(ValueError, match=r"no tokenizer of m\.gguf \(ImportError: requires the protobuf library\)\. Take a newer"):
+        places.gguf_tokenizer(tmp_path / "m.gguf")
 
 
 @READS_GGUF

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from accelerate import Accelerator
+from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from draftsmith.distill import DistillExits
+from draftsmith.distill.batch import Example
+from draftsmith.distill.exit_memory import predict_exits
 from draftsmith.distill.making.cut import cut
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load, load_drafter
+from draftsmith.train import exits
+from draftsmith.train.data.plan import Rows
 from draftsmith.train.export import exits_folder, proof, prove, prove_gguf
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from runs import inside, write_run
-from tiny import tiny_folder
+from tiny import tiny, tiny_folder
 
 DRAFT = {
     "kind": "exits",
@@ -58,6 +67,7 @@ def test_a_run_of_exits_says_what_each_is_worth_and_keeps_only_heads(finished: P
     run, told = finished / "runs" / "small", (finished / "stdout").read_text()
     for words in (
         "memory: the heads add 0.0",
+        "memory: what LoRA takes is not predicted",
         "of its exits: after layer 1 acceptance",
         "after layer 3",
     ):
@@ -85,6 +95,18 @@ def test_a_run_of_exits_says_what_each_is_worth_and_keeps_only_heads(finished: P
     assert "exits of the target itself after layers 1 (adapter, map of rank 8), 2 (block, full map), 3 (lora, lora of rank 2" in (
         (run / "environment.json").read_text()
     )
+
+
+def test_what_is_told_of_a_step_is_the_largest_micro_batch(tmp_path: Path) -> None:
+    train = {**TRAIN, "accumulate": 2}
+    recipe = load_recipe(write_run(tmp_path, draft={"kind": "exits", "exits": [{"layer": 1, "rank": 8}]}, train=train))
+    objective = DistillExits(tiny(), exits.asked(recipe.draft), support=torch.arange(20))  # type: ignore[arg-type]
+    rows = Rows([Example(list(range(n)), ((2, n),)) for n in (5, 9, 7)], [], Counter(), Counter())
+    settings = {"support": 20, "accumulate": 2}
+    for pack, length, scored in ((0, 9, 3 * 7), (20, 20, 3 * 7 * 2)):
+        packed = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pack": pack})})
+        found = exits.what_a_step_takes(packed, objective, rows, Accelerator(cpu=True))
+        assert found == predict_exits(tiny().config, objective.exits.asked, 3, length, scored, objective.asked, **settings)  # type: ignore[arg-type]
 
 
 def test_an_interrupted_run_of_exits_ends_with_the_same_bits(finished: Path, tmp_path: Path) -> None:
@@ -155,12 +177,17 @@ def test_an_exit_is_a_draft_for_every_engine(finished: Path, tmp_path: Path, mon
         with pytest.raises(RuntimeError, match=r"the exit after layer 2 as a model gives logits up to .* nothing was exported"):
             fit(load_recipe(recipe, ["export.exit=2"]))
     place, target = finished / "runs" / "small" / "export", load(finished / "target")
+    reads_gguf = Version(transformers.__version__) >= Version("5.10")
     for format in ("gguf", "vllm", "sglang", "openvino"):
         words = ("export.exit=2", "export.split=gpt-2", "export.quantization=f32", "--format", format)
         done = inside("export", recipe, *words, "--force")
         assert done.returncode == 0, done.stderr
         folder = place / ("gguf-f32" if format == "gguf" else format)
         assert "this is the exit after layer 2, as a model" in (folder / "README.md").read_text()
+        if format == "gguf" and not reads_gguf:
+            with pytest.raises(ValueError, match=r"Take a newer transformers \(5\.10 reads it\)"):
+                load_drafter(folder / "draft.gguf", *target)
+            continue
         drafter: Any = load_drafter(folder / "draft.gguf" if format == "gguf" else folder, *target)
         assert drafter.model.state_dict().keys() == pair.draft.state_dict().keys()
         for name, value in pair.draft.state_dict().items():
