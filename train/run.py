@@ -33,7 +33,7 @@ from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import check_launch, mixed
-from draftsmith.train.record import Log, banner, environment
+from draftsmith.train.record import Log, banner, environment, reach
 from draftsmith.train.rows import ordered
 from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
@@ -195,6 +195,8 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
     write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
     banner(seen.rows, seen.plan, done, accelerator, folder, recipe.train.processes)
     told = isinstance(objective, DistillExits)
+    if not told and (far := reach(taught.draft, seen.rows)):
+        print(far)
     expected = exits.memory(objective) if told else what_a_step_takes(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if taught.said:
