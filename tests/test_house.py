@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -58,6 +59,21 @@ def test_every_package_is_listed() -> None:
     wanted = {".".join(folder.parts if folder.parts[0] == "draftsmith" else ("draftsmith", *folder.parts)) for folder in folders}
     assert set(settings["packages"]) == wanted
     assert all((ROOT / folder / "py.typed").is_file() for folder in folders)
+
+
+def test_each_trap_has_its_line_and_every_test_named_there_exists() -> None:
+    lines = [line for line in (ROOT / "docs" / "traps.md").read_text(encoding="utf-8").splitlines() if line.startswith("| D")]
+    assert [line.split("|")[1].strip() for line in lines] == [f"D{number}" for number in range(1, 39)]
+    there = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    for line in lines:
+        named = set(re.findall(r"`(test_\w+)`", line.split("|")[4]))
+        assert named, f"{line} names no test"
+        assert named <= there, f"no such test: {', '.join(sorted(named - there))}"
 
 
 def test_the_wheel_is_complete_and_runs_among_a_users_own_train_and_eval(tmp_path: Path) -> None:

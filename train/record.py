@@ -60,6 +60,22 @@ def describe(draft: CutDraft | WholeDraft | Exits) -> str:
     return f"layers {draft.layers} of the target ({shape}), its embedding, and its head times a trained square matrix"
 
 
+def reach(draft: CutDraft | WholeDraft, rows: Rows) -> str | None:
+    """How far in a text the draft will be asked beyond all that it learned from, where that is so."""
+    text: Any = (draft.config if isinstance(draft, CutDraft) else draft.model.config).get_text_config()
+    longest, reads = longest_row(rows), getattr(text, "max_position_embeddings", None)
+    if reads is None or longest >= reads:
+        return None
+    return (
+        f"the longest row has {longest} tokens, the draft reads {reads}: what it is worth further in is not known. "
+        "Where texts will be longer, give longer rows (data.max_length, data.max_new_tokens)"
+    )
+
+
+def longest_row(rows: Rows) -> int:
+    return max((len(row.ids) for row in rows.train), default=0)
+
+
 def environment(
     accelerator: Accelerator, identity: str, recipe: Recipe, rows: Rows, draft: CutDraft | WholeDraft | Exits
 ) -> dict[str, Any]:
@@ -77,5 +93,5 @@ def environment(
         "versions": {name: metadata.version(name) for name in packages},
         "draft": describe(draft), "trainable_parameters": sum(one.numel() for one in draft.parameters() if one.requires_grad),
         "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
-        "scored_tokens": sum(row.scored for row in rows.train), "counted": rows.counted,
+        "longest_row": longest_row(rows), "scored_tokens": sum(row.scored for row in rows.train), "counted": rows.counted,
     }  # fmt: skip

@@ -33,7 +33,7 @@ from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import check_launch, mixed
-from draftsmith.train.record import Log, banner, environment
+from draftsmith.train.record import Log, banner, environment, reach
 from draftsmith.train.rows import ordered
 from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
@@ -197,6 +197,8 @@ def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name
     told = isinstance(objective, DistillExits)
     if told:
         print(exits.memory(objective))
+    elif far := reach(taught.draft, seen.rows):
+        print(far)
     expected = (exits.what_a_step_takes if told else what_a_step_takes)(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if taught.said:

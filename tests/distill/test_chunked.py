@@ -262,6 +262,31 @@ def test_both_laws_are_taken_at_the_temperature(temperature: float) -> None:
     assert float(DistillDraft(noisy(target, 0.0), target, temperature=temperature).loss(batch).total) == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.parametrize("ids", [None, torch.arange(1, 31, 2)])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_a_weighted_sum_over_forbidden_ids_is_finite_and_so_are_its_slopes(temperature: float, ids: Tensor | None) -> None:
+    """D16 and D17 in chunks: what is finite in a loss alone must be so behind the head, the temperature and the draft's own ids."""
+    torch.manual_seed(0)
+    mine = 31 if ids is None else len(ids)
+    head = nn.Linear(H, mine)
+    hidden = (5 * torch.randn(9, H)).requires_grad_()
+    wanted = 10 * torch.randn(9, 31)
+    with torch.no_grad():
+        head.bias[[2, 5]] = wanted[:, 3] = -torch.inf
+    wanted[4, torch.arange(31) != 7] = -torch.inf  # a target that knows one token only
+    said, weights = columns(torch.arange(9), ids), {name: 0.5 + number for number, name in enumerate(NAMES)}
+
+    def slopes(weights: dict[str, float]) -> tuple[Tensor, ...]:
+        total = scored_loss(hidden, head, Dense(wanted, nn.Identity()), Asked(weights, 4, temperature, ids), (head.weight,), said)
+        return (total.detach(), *torch.autograd.grad(total, [hidden, head.weight]))
+
+    together, alone = slopes(weights), [slopes({name: weight}) for name, weight in weights.items()]
+    for found, *parts in zip(together, *alone, strict=True):
+        assert bool(torch.isfinite(found).all())
+        assert alike(found, torch.stack(parts).sum(0), 1e-5)
+    assert not bool(together[2][[2, 5]].any()), "no slope moves what a head cannot say"
+
+
 def test_the_temperature_that_text_is_sampled_at_is_another_thing() -> None:
     target = tiny()
     draft, batch = noisy(target, 0.3), collate(ROWS)

@@ -8,9 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftsmith.distill import LOSSES, Batch, CutDraft, DistillDraft, acceptance, collate, cut
+from draftsmith.distill import LOSSES, Batch, CutDraft, DistillDraft, DistillExits, Objective, WholeDraft, acceptance, collate, cut
 from draftsmith.distill.warm.ridge import ridge
 from draftsmith.specdec import EarlyExitDrafter, ModelDrafter, generate
+from draftsmith.specdec.drafters.exit_heads import ExitSettings
+from draftsmith.specdec.models import blocks
 from tiny import FAMILIES, noisy, tiny
 
 ROWS = [([5, 9, 11, 4, 2], 3), ([7, 8, 2], 1), ([3, 3, 20, 21, 22, 23, 24, 2], 6)]
@@ -108,6 +110,27 @@ def test_the_teacher_is_frozen_in_eval_mode_and_gets_no_gradient() -> None:
     assert not target.training
     assert all(one.grad is None for one in target.parameters())
     assert all(torch.equal(one, before[name]) for name, one in target.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["cut", "whole", "exits"])
+def test_a_step_asks_the_teacher_once_and_dropout_is_the_drafts_alone(kind: str) -> None:
+    target, batch = tiny("gpt2"), collate(ROWS)  # a family that drops a tenth unless it is told otherwise
+    objective: Objective
+    if kind == "exits":
+        objective = DistillExits(target, [ExitSettings(1, "block", 8)])
+    else:
+        objective = DistillDraft(CutDraft(target, [0, 2]) if kind == "cut" else WholeDraft(noisy(target), target), target)
+    objective.trainable.train()
+    modes = [one.training for one in objective.trainable.modules()]
+    calls: list[bool] = []
+    blocks(target)[1][-1].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    losses = [float(objective.loss(batch).total.detach()) for _ in range(2)]
+    assert calls == [False, False]
+    assert [one.training for one in objective.trainable.modules()] == modes
+    assert not any(one.training for one in target.modules())
+    assert losses[0] != losses[1], "dropout was silenced in what learns"
+    objective.trainable.eval()
+    assert torch.equal(objective.loss(batch).total, objective.loss(batch).total)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "1 process on cpu" in done.stdout
     assert "held-out acceptance" in done.stdout
+    assert re.search(r"^memory: [1-9]\d* MB of tensors expected$", done.stdout, re.M), "predicted before the first step"
+    assert re.search(r"^memory: \d+ MB more than before, at most$", done.stdout, re.M), "measured after the last one"
+    (longest,) = re.findall(
+        r"^the longest row has (\d+) tokens, the draft reads 2048: what it is worth further in", done.stdout, re.M
+    )
+    assert int(longest) == json.loads((place / "runs" / "small" / "environment.json").read_text())["longest_row"]
     return place
 
 

@@ -93,6 +93,8 @@ def _head(recipe: Recipe, theirs: str | None, library: str, heads: bool) -> str:
 
 def _data(recipe: Recipe, environment: dict[str, Any]) -> str:
     scored = f"({environment['scored_tokens']:,} scored tokens), {environment['held_out_rows']} held out"
+    if longest := environment.get("longest_row"):  # runs of before do not say
+        scored += f", no row longer than {longest:,} tokens"
     if recipe.data.format == "messages":
         whose = "the target's own" if recipe.data.words == "target" else "others'"
         return f"{environment['rows']} rows of chats, {whose}, from `{recipe.data.prompts}` {scored}"
