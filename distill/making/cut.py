@@ -16,9 +16,21 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def check_layers(target: PreTrainedModel, layers: list[int]) -> None:
     """ValueError where `target` cannot be cut to `layers`."""
+    check_weights(target)
     _, stack = blocks(target)
     if not layers or any(not 0 <= one < len(stack) for one in layers) or len(set(layers)) < len(layers):
         raise ValueError(f"layers {layers} asked; {type(target).__name__} has layers 0..{len(stack) - 1}, each at most once")
+
+
+def check_weights(target: PreTrainedModel) -> None:
+    """ValueError where the layers of `target` hold quantised weights, which can be copied but not taught."""
+    if (how := getattr(target.config, "quantization_config", None)) is not None:
+        told = how if isinstance(how, dict) else how.to_dict()
+        raise ValueError(
+            f"{target.config.name_or_path or type(target).__name__} is quantised ({told.get('quant_method', 'unknown')}): its layers cannot be "
+            "taught as they are. Name its unquantised checkpoint as target.model, or start from a smaller model of its family "
+            "(draft.kind: checkpoint), which a quantised target may teach"
+        )
 
 
 def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTrainedModel:

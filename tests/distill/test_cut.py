@@ -113,3 +113,10 @@ def test_a_draft_carries_the_targets_context_ids_and_generation_settings(tmp_pat
     target.generation_config = GenerationConfig(eos_token_id=[2, 7], do_sample=False, temperature=0.6)
     CutDraft(target, [0, 3]).whole().save_pretrained(tmp_path)
     assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id == [2, 7]
+
+
+def test_a_quantised_target_is_not_cut_but_named() -> None:
+    target = tiny("llama")
+    target.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    with pytest.raises(ValueError, match=r"quantised \(bitsandbytes\).*unquantised checkpoint"):
+        cut(target, [0])
