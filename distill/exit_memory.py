@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.early_exit import DistillExits
+from draftsmith.distill.making.lora import made_where_they_stay
 from draftsmith.distill.memory import Live, Memory, nbytes, without_numbers
 from draftsmith.specdec.drafters.exit_heads import ExitSettings
 
@@ -23,8 +24,6 @@ def predict_exits(
     dtype: torch.dtype = torch.float32, support: int = 0, accumulate: int = 1, bf16: bool = False, device: str = "cpu",
 ) -> Memory:  # fmt: skip
     """`memory.predict` for the heads of `exits`: `draft` are these, and `teacher` is the one forward of the target that they all read."""
-    if any(one.head == "lora" for one in exits):
-        raise ValueError("what LoRA takes is not predicted: peft moves its layers as tensors without numbers cannot be moved")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -46,7 +45,8 @@ def _dry_run(
         model = without_numbers(target, dtype).eval().requires_grad_(False)
         ids = None if asked.ids is None else torch.arange(len(asked.ids))  # which ids they are changes no size
         only = torch.arange(support) if support else None
-        objective = DistillExits.of_shapes(model, exits, asked._replace(ids=ids), only)
+        with made_where_they_stay():
+            objective = DistillExits.of_shapes(model, exits, asked._replace(ids=ids), only)
         heads: Any = objective.exits
         if bf16:
             _under_autocast(heads, device)

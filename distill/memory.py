@@ -7,6 +7,7 @@ import copy
 import resource
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
 from draftsmith.distill.making.drafts import CutDraft, in_float32
+from draftsmith.distill.making.lora import made_where_they_stay, with_lora
 from draftsmith.distill.signal import Dense
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
@@ -47,17 +49,17 @@ class Memory(NamedTuple):
 def predict(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, rows: int, length: int, scored: int, asked: Asked, *,
     dtype: torch.dtype = torch.float32, support: int = 0, listens: bool = True, accumulate: int = 1, bf16: bool = False,
-    device: str = "cpu",
+    device: str = "cpu", lora: Mapping[str, Any] | None = None,
 ) -> Memory:  # fmt: skip
     """A micro-batch of `rows` x `length` tokens, `scored` of them, for a draft of some of the target's layers, or one with a config.
 
     `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
-    step. `bf16`: trained under autocast.
+    step. `bf16`: trained under autocast. `lora`: settings of `with_lora`, where a draft with a config is trained through adapters.
     Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
     no weight read or made; ValueError where a forward asks for numbers.
     """
     try:
-        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
+        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, lora)
     except RuntimeError as error:
         raise ValueError(
             f"what a {target.model_type} takes cannot be predicted, for it does not run on tensors without numbers: {str(error).splitlines()[0]}"
@@ -67,11 +69,12 @@ def predict(
 def _dry_run(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
     dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str,
+    lora: Mapping[str, Any] | None,
 ) -> Memory:  # fmt: skip
     rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
         model = without_numbers(target, dtype).eval().requires_grad_(False)
-        step = _Step(model, draft, asked, dtype, support, bf16)
+        step = _Step(model, draft, asked, dtype, support, bf16, lora)
         parameters = [one for one in step.draft.parameters() if one.requires_grad]
         moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
         if accumulate > 1:
@@ -132,11 +135,13 @@ class _Step:
     """What `DistillDraft` does with a batch, by the same functions, but for masks: an index says which positions are scored."""
 
     def __init__(
-        self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool
-    ) -> None:
+        self, target: Any, draft: list[int] | PretrainedConfig, asked: Asked, dtype: torch.dtype, support: int, bf16: bool,
+        lora: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
         self.cut = isinstance(draft, list)
         made: Any = CutDraft(target, draft) if isinstance(draft, list) else without_numbers(draft, dtype)
-        self.draft: Any = made
+        with made_where_they_stay():
+            self.draft: Any = with_lora(made, **lora) if lora is not None else made
         self.draft.train()
         if bf16:
             in_float32(self.draft)

@@ -108,8 +108,7 @@ def _bridged(
 def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accelerator: Accelerator) -> Memory | str:
     """The memory of the largest micro-batch, or why it cannot be said."""
     train, draft = recipe.train, objective.draft
-    if getattr(recipe.draft, "lora", None) is not None:
-        return "memory: not predicted for adapters"
+    lora = getattr(recipe.draft, "lora", None)
     length, scored = largest_batch(recipe, rows)
     model: Any = draft if isinstance(draft, CutDraft) else draft.model
     own: Any = draft.layers if recipe.draft.kind == "layers" else model.config
@@ -118,6 +117,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
         return predict(
             draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
             bf16=train.precision == "bf16", device=accelerator.device.type,
+            lora=lora.model_dump() if lora is not None else None,
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -43,6 +44,17 @@ def with_lora(
         if one.requires_grad:
             one.data = one.data.float()
     return model
+
+
+@contextlib.contextmanager
+def made_where_they_stay() -> Iterator[None]:
+    """Adapters are put in without being moved to their layer's device, for tensors that have shapes and no numbers cannot be moved."""
+    move = nn.Module.to
+    nn.Module.to = lambda self, *_, **__: self  # type: ignore[method-assign, assignment, misc]
+    try:
+        yield
+    finally:
+        nn.Module.to = move  # type: ignore[method-assign]
 
 
 def adapted(model: nn.Module) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate, memory
 from draftsmith.distill.chunked import Asked
+from draftsmith.distill.making.lora import with_lora
 from draftsmith.distill.memory import Live, predict
 from tiny import FAMILIES, tiny
 
@@ -69,7 +71,7 @@ def test_each_part_grows_with_what_it_is_of() -> None:
     assert of(scored=101).logits == pytest.approx(base.logits, rel=0.02)  # type: ignore[attr-defined]
 
 
-def taken(family: str, whole: bool, support: int, weights: dict[str, float], said: int = 0) -> tuple[int, int]:
+def taken(family: str, whole: bool, support: int, weights: dict[str, float], said: int = 0, lora: Any = None) -> tuple[int, int]:
     """A real step on real tensors, counted, and what was predicted from configs; the draft says `said` ids, 0 for all."""
     ids = torch.arange(said) if said else None
     rows = [(list(range(3, 40)), 20), (list(range(5, 33)), 4), (list(range(5, 33)), 8)]
@@ -79,6 +81,8 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float], sai
         target = tiny(family)
         teacher = LiveTeacher(target)
         draft = tiny(family, seed=1).train() if whole else CutDraft(target, [0, 2])
+        if lora:
+            draft = with_lora(draft, **lora)  # type: ignore[arg-type]
         only = torch.arange(support) if support else None
         objective = DistillDraft(draft, teacher, weights, chunk=16, support=only, ids=ids)
         optimizer = torch.optim.AdamW([one for one in objective.trainable.parameters() if one.requires_grad], lr=1e-3)
@@ -91,7 +95,7 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float], sai
             del loss
             optimizer.zero_grad(set_to_none=True)
     expected = predict(
-        FAMILIES[family](), FAMILIES[family]() if whole else [0, 2], 3, 37, scored, Asked(weights, 16, ids=ids), support=support,
+        FAMILIES[family](), FAMILIES[family]() if whole else [0, 2], 3, 37, scored, Asked(weights, 16, ids=ids), support=support, lora=lora,
     )  # fmt: skip
     return live.peak, expected.total
 
@@ -111,6 +115,13 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float], sai
 def test_a_real_step_takes_what_was_predicted(family: str, whole: bool, support: int, weights: dict[str, float], said: int) -> None:
     real, expected = taken(family, whole, support, weights, said)
     assert expected == pytest.approx(real, rel=0.005)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_step_of_adapters_takes_what_was_predicted(family: str) -> None:
+    real, expected = taken(family, True, 0, {"forward_kl": 1.0}, lora={"rank": 4, "alpha": 8})
+    assert expected == pytest.approx(real, rel=0.01)
+    assert expected < taken(family, True, 0, {"forward_kl": 1.0})[1]
 
 
 def test_a_prediction_leaves_the_config_that_it_reads_as_it_was() -> None:
