@@ -140,8 +140,10 @@ class _Step:
     ) -> None:  # fmt: skip
         self.cut = isinstance(draft, list)
         made: Any = CutDraft(target, draft) if isinstance(draft, list) else without_numbers(draft, dtype)
-        with made_where_they_stay():
-            self.draft: Any = with_lora(made, **lora) if lora is not None else made
+        self.draft: Any = made
+        if lora is not None:
+            with made_where_they_stay():
+                with_lora(made, **lora)
         self.draft.train()
         if bf16:
             in_float32(self.draft)

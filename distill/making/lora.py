@@ -50,7 +50,7 @@ def with_lora(
 def made_where_they_stay() -> Iterator[None]:
     """Adapters are put in without being moved to their layer's device, for tensors that have shapes and no numbers cannot be moved."""
     move = nn.Module.to
-    nn.Module.to = lambda self, *_, **__: self  # type: ignore[method-assign, assignment, misc]
+    nn.Module.to = lambda self, *_, **__: self  # type: ignore[method-assign]
     try:
         yield
     finally:
