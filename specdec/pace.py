@@ -88,12 +88,14 @@ class Adaptive:
         self._kept: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])  # (bucket, place): accepted, tried
         self._wait: dict[int, int] = defaultdict(lambda: FIRST_WAIT)  # rounds between two trials of what did not pay
         self._since: dict[int, int] = defaultdict(lambda: FIRST_WAIT)
-        self._life_lost = self._life_plain = 0.0
+        # Of a model's drafts and of lookups apart: what one wins pays for no trials of the other, and what one loses stops not the other.
+        self._life_lost, self._life_plain = {True: 0.0, False: 0.0}, 0.0
+        self._won: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # rows -> tokens and seconds of late
         self._reading = 0.25  # what a model takes to read a prompt, over what the target takes
         self.begin(0.0, 0)
 
     def begin(self, prefill_seconds: float, tokens: int) -> None:
-        self._lost, self._plain, self._prefill, self._tokens = 0.0, prefill_seconds, prefill_seconds, tokens
+        self._lost, self._plain, self._prefill, self._tokens = {True: 0.0, False: 0.0}, prefill_seconds, prefill_seconds, tokens
         self._life_plain += prefill_seconds
         self._drafting, self._model_has_read = REMEASURE, False  # machine and text may have changed: a plain step comes first
 
@@ -108,15 +110,34 @@ class Adaptive:
         return chances
 
     def next(self, evidence: list[int]) -> int:
-        rows, plain = len(evidence), self.costs.plain(len(evidence))
-        top = max(evidence)
-        if plain is None or top == KNOWS_NOTHING or self._drafting >= REMEASURE:
-            return 0
-        k, gain, time = self._best(evidence)
-        if k == 0:
-            return 0
-        bucket, by_model = _bucket(top), A_MODEL in evidence
-        pays = gain / time > (1 + MARGIN) * rows / plain
+        return self.choose([evidence])[0]
+
+    def choose(self, ways: list[list[int]]) -> tuple[int, int]:
+        """The same where a drafter can propose in several ways, each with evidence of its own -> k, and which way. The one that
+        gains most comes first, the next where that may not be drafted now."""
+        plain = self.costs.plain(len(ways[0]))
+        if plain is None or self._drafting >= REMEASURE:
+            return 0, 0
+        worth = max(len(ways[0]) / plain, self._rate(len(ways[0])))
+        each = {
+            way: self._best(one, plain, worth)
+            for way, one in enumerate(ways)
+            if max(one) != KNOWS_NOTHING and one not in ways[:way]
+        }
+        for way in sorted(each, key=lambda way: -each[way][1]):
+            if k := self._allowed(ways[way], plain, *each[way]):
+                return k, way
+        return 0, 0
+
+    def _rate(self, rows: int) -> float:
+        """Tokens a second over the last rounds."""
+        tokens, seconds = self._won[rows]
+        return tokens / seconds if seconds else 0.0
+
+    def _allowed(self, evidence: list[int], plain: float, k: int, gain: float) -> int:
+        """`k` where it pays, or a trial of up to as many where one is due and can be paid; else 0."""
+        rows, bucket, by_model = len(evidence), _bucket(max(evidence)), A_MODEL in evidence
+        pays = gain > MARGIN * rows
 
         def affordable(k: int, life: bool) -> bool:
             worst = self.costs.draft(by_model, rows, k, DEAR) + self.costs.target(rows, k + 1, DEAR) - plain
@@ -125,8 +146,8 @@ class Adaptive:
                 worst += reading  # its first words in a call cost the reading of the prompt too
             # One or two rounds may fail before a call has earned them, but no more than a share of what it can take.
             ahead = min(2 * worst + reading, RESERVE * (self._prefill + self._tokens * plain))
-            in_life = not life or self._life_lost + worst <= self.slack * self._life_plain
-            return in_life and self._lost + worst <= self.slack * self._plain + ahead
+            in_life = not life or self._life_lost[by_model] + worst <= self.slack * self._life_plain
+            return in_life and self._lost[by_model] + worst <= self.slack * self._plain + ahead
 
         if pays and self._kept[bucket, 0][1] >= KNOWN and self.costs.knows(rows, k + 1):
             return k if affordable(k, life=False) else 0
@@ -145,6 +166,8 @@ class Adaptive:
         rows = len(round.drafted)
         self.costs.saw_target(rows, round.columns, round.target_seconds)
         won = sum(round.accepted) / rows + 1
+        of_late = self._won[rows]
+        of_late[:] = MEMORY * of_late[0] + won * rows, MEMORY * of_late[1] + round.draft_seconds + round.target_seconds
         plain = (self.costs.plain(rows) or round.target_seconds) * won
         self._plain += plain
         self._life_plain += plain
@@ -159,8 +182,8 @@ class Adaptive:
             self._reading = max(0.0, round.draft_seconds - self.costs.draft(True, rows, round.k)) / self._prefill
         self._model_has_read |= by_model
         lost = round.draft_seconds + round.target_seconds - plain
-        self._lost += lost
-        self._life_lost = max(0.0, self._life_lost + lost)
+        self._lost[by_model] += lost
+        self._life_lost[by_model] = max(0.0, self._life_lost[by_model] + lost)
         for drafted, accepted, evidence in zip(round.drafted, round.accepted, round.evidence, strict=True):
             for place in range(min(accepted + 1, drafted)):
                 kept = self._kept[_bucket(evidence), place]
@@ -169,17 +192,21 @@ class Adaptive:
         bucket = _bucket(max(round.evidence))
         self._wait[bucket] = FIRST_WAIT if lost <= 0 else min(2 * self._wait[bucket], LAST_WAIT)
 
-    def _best(self, evidence: list[int]) -> tuple[int, float, float]:
-        """The k >= 1 of most tokens a second, its expected tokens over all rows, and its seconds."""
+    def _best(self, evidence: list[int], plain: float, worth: float) -> tuple[int, float]:
+        """The k >= 1 that gains most tokens over a plain step, where a second is `worth` so many, and that gain.
+
+        Not the one of most tokens a second in this round: rounds are unlike, and a second saved here is spent on the others.
+        """
         rows, by_model = len(evidence), A_MODEL in evidence
         chances = [self.acceptance(_bucket(one), self.k_max) for one in evidence if one != KNOWS_NOTHING]
-        alive, tokens, best = [1.0] * len(chances), float(rows), (0, 0.0, 1.0)
+        alive, tokens, best = [1.0] * len(chances), 0.0, (0, 0.0)
         for k in range(1, self.k_max + 1):
             alive = [chance * row[k - 1] for chance, row in zip(alive, chances, strict=True)]
             tokens += sum(alive)
             seconds = self.costs.draft(by_model, rows, k) + self.costs.target(rows, k + 1)
-            if best[0] == 0 or tokens / seconds > best[1] / best[2]:
-                best = (k, tokens, seconds)
+            gain = tokens - worth * (seconds - plain)
+            if best[0] == 0 or gain > best[1]:
+                best = (k, gain)
         return best
 
 
