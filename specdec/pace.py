@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from draftsmith.specdec.budget import Budget
 from draftsmith.specdec.costs import DEAR, Costs
 
 KNOWS_NOTHING, A_MODEL = -1, 0  # evidence: nothing to propose, a model's own words, or the length of a looked-up text
@@ -83,20 +84,19 @@ class Adaptive:
     def __init__(self, k_max: int = 8, slack: float = 0.02) -> None:
         if k_max < 1 or not 0 < slack < 1:
             raise ValueError(f"an adaptive pace needs k_max >= 1 and 0 < slack < 1, found {k_max} and {slack}")
-        self.k_max, self.slack = k_max, slack
+        self.k_max = k_max
         self.costs = Costs()
         self._kept: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])  # (bucket, place): accepted, tried
         self._wait: dict[int, int] = defaultdict(lambda: FIRST_WAIT)  # rounds between two trials of what did not pay
         self._since: dict[int, int] = defaultdict(lambda: FIRST_WAIT)
-        # Of a model's drafts and of lookups apart: what one wins pays for no trials of the other, and what one loses stops not the other.
-        self._life_lost, self._life_plain = {True: 0.0, False: 0.0}, 0.0
+        self._budget = Budget(slack)
         self._won: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # rows -> tokens and seconds of late
         self._reading = 0.25  # what a model takes to read a prompt, over what the target takes
         self.begin(0.0, 0)
 
     def begin(self, prefill_seconds: float, tokens: int) -> None:
-        self._lost, self._plain, self._prefill, self._tokens = {True: 0.0, False: 0.0}, prefill_seconds, prefill_seconds, tokens
-        self._life_plain += prefill_seconds
+        self._budget.begin(prefill_seconds, tokens)
+        self._prefill, self._left = prefill_seconds, float(tokens)
         self._drafting, self._model_has_read = REMEASURE, False  # machine and text may have changed: a plain step comes first
 
     def acceptance(self, bucket: int, places: int) -> list[float]:
@@ -139,25 +139,22 @@ class Adaptive:
         rows, bucket, by_model = len(evidence), _bucket(max(evidence)), A_MODEL in evidence
         pays = gain > MARGIN * rows
 
-        def affordable(k: int, life: bool) -> bool:
+        def affordable(k: int, trial: bool) -> bool:
             worst = self.costs.draft(by_model, rows, k, DEAR) + self.costs.target(rows, k + 1, DEAR) - plain
             reading = self._reading * self._prefill if by_model else 0.0
-            if life and not self._model_has_read:
+            if trial and not self._model_has_read:
                 worst += reading  # its first words in a call cost the reading of the prompt too
-            # One or two rounds may fail before a call has earned them, but no more than a share of what it can take.
-            ahead = min(2 * worst + reading, RESERVE * (self._prefill + self._tokens * plain))
-            in_life = not life or self._life_lost[by_model] + worst <= self.slack * self._life_plain
-            return in_life and self._lost[by_model] + worst <= self.slack * self._plain + ahead
+            return self._budget.affords(by_model, worst, reading, plain, trial)
 
         if pays and self._kept[bucket, 0][1] >= KNOWN and self.costs.knows(rows, k + 1):
-            return k if affordable(k, life=False) else 0
+            return k if affordable(k, trial=False) else 0
         self._since[bucket] += 1
         if not pays and self._since[bucket] < self._wait[bucket]:
             return 0
         # A shorter trial is a step on the way only while it teaches something; else the budget is saved for the one that may pay.
         known = self._kept[bucket, 0][1] >= KNOWN
         steps = (fewer for fewer in range(k, 0, -1) if fewer == k or not (known and self.costs.knows(rows, fewer + 1)))
-        trial = next((fewer for fewer in steps if affordable(fewer, life=True)), 0)
+        trial = next((fewer for fewer in steps if affordable(fewer, trial=True)), 0)
         if trial:
             self._since[bucket] = 0
         return trial
@@ -169,8 +166,8 @@ class Adaptive:
         of_late = self._won[rows]
         of_late[:] = MEMORY * of_late[0] + won * rows, MEMORY * of_late[1] + round.draft_seconds + round.target_seconds
         plain = (self.costs.plain(rows) or round.target_seconds) * won
-        self._plain += plain
-        self._life_plain += plain
+        self._budget.would_have_taken(plain)
+        self._left -= won
         if round.k == 0:
             self._drafting = 0
             return
@@ -182,8 +179,7 @@ class Adaptive:
             self._reading = max(0.0, round.draft_seconds - self.costs.draft(True, rows, round.k)) / self._prefill
         self._model_has_read |= by_model
         lost = round.draft_seconds + round.target_seconds - plain
-        self._lost[by_model] += lost
-        self._life_lost[by_model] = max(0.0, self._life_lost[by_model] + lost)
+        self._budget.lost(by_model, lost)
         for drafted, accepted, evidence in zip(round.drafted, round.accepted, round.evidence, strict=True):
             for place in range(min(accepted + 1, drafted)):
                 kept = self._kept[_bucket(evidence), place]
@@ -199,22 +195,24 @@ class Adaptive:
         """
         rows, by_model = len(evidence), A_MODEL in evidence
         chances = [self.acceptance(_bucket(one), self.k_max) for one in evidence if one != KNOWS_NOTHING]
-        alive, tokens, best = [1.0] * len(chances), 0.0, (0, 0.0)
+        alive, tokens, best = [1.0] * len(chances), 0.0, (0, 0.0, 0.0)
         for k in range(1, self.k_max + 1):
             alive = [chance * row[k - 1] for chance, row in zip(alive, chances, strict=True)]
             tokens += sum(alive)
             seconds = self.costs.draft(by_model, rows, k) + self.costs.target(rows, k + 1)
             gain = tokens - worth * (seconds - plain)
             if best[0] == 0 or gain > best[1]:
-                best = (k, gain)
-        return best
+                best = (k, gain, tokens)
+        k, gain, tokens = best
+        if by_model and not self._model_has_read:  # the rounds that are left, if it speaks in all of them, share the reading of the prompt
+            gain -= worth * self._reading * self._prefill / max(1.0, self._left / (1 + tokens / rows))
+        return k, gain
 
 
 MEMORY = 0.97  # of what was seen a round ago, so about 30 rounds count
 MARGIN = 0.02  # a gain smaller than this is not worth the variance
 KNOWN = 4.0  # trials before an acceptance is more than a guess
 REMEASURE = 24  # rounds in a row that draft before a plain step is timed again; a stale one would hide a loss
-RESERVE = 0.025  # of a call's time may be lost beyond the slack, so that a short call need not earn its first draft
 FIRST_WAIT, LAST_WAIT = 4, 64
 
 
