@@ -149,8 +149,6 @@ class Adaptive:
         rows = len(round.drafted)
         self.costs.saw_target(rows, round.columns, round.target_seconds)
         won = sum(round.accepted) / rows + 1
-        of_late = self._won[rows]
-        of_late[:] = MEMORY * of_late[0] + won * rows, MEMORY * of_late[1] + round.draft_seconds + round.target_seconds
         step, seconds = self.costs.plain(rows) or round.target_seconds, round.draft_seconds + round.target_seconds
         gain = (won - 1) * rows - self.costs.worth(rows, step) * (seconds - step)
         self.costs.won(rows, won * rows, seconds)

@@ -15,11 +15,12 @@ MATCHES = [-1, 1, 1, 2, 2, 4, 8]
 
 
 class Text:
-    """A match for every place, how likely a lookup is right behind one of so many tokens, and how likely the model is."""
+    """A match and a luck for every place, the same whoever speaks; how likely a lookup is right behind so many tokens, and the model."""
 
     def __init__(self, seed: int, by_match: dict[int, float], model: Callable[[int], float]) -> None:
         chance = random.Random(seed)
         self.matches = [chance.choice(MATCHES) for _ in range(5000)]
+        self.luck = [chance.random() for _ in range(5000)]
         self.by_match, self.model = by_match, model
 
 
@@ -36,7 +37,7 @@ def play(
         said = every[able[way]][0]
         k, right = min(k, tokens - written - 1), text.model(written) if said == 0 else text.by_match.get(said, 0.0)
         n, kept = (k if said >= 0 else 0), 0
-        while kept < n and chance.random() < right:
+        while kept < n and text.luck[written + kept] < right:
             kept += 1
         blur = chance.uniform(0.97, 1.03)
         draft, target = (n * c * blur if said == 0 else 0.001 * n), r(n + 1) * blur
