@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median
 
+from draftsmith.specdec.chances import MEMORY
+
 REMEMBERED = 9
 LATEST = 3  # of plain steps count: they are what everything is compared with, and few are taken while drafting pays
 STEADY = 1.3  # a plain step that differs more than this from the median belongs to other times
@@ -19,6 +21,7 @@ class Costs:
         self._seen: dict[tuple, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._target: dict[int, dict[int, float]] = defaultdict(dict)  # rows -> columns -> seconds
         self._draft: dict[tuple[bool, int], dict[int, float]] = defaultdict(dict)  # (a model?, rows) -> k -> seconds
+        self._won: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # rows -> tokens, seconds; the older, the fainter
 
     def saw_target(self, rows: int, columns: int, seconds: float) -> None:
         seen = self._seen[rows, columns]
@@ -31,6 +34,16 @@ class Costs:
         seen = self._seen[by_model, rows, k]
         seen.append(seconds)
         self._draft[by_model, rows][k] = median(seen)
+
+    def won(self, rows: int, tokens: float, seconds: float) -> None:
+        """A round's tokens over all rows, and all that it took."""
+        before = self._won[rows]
+        before[:] = MEMORY * before[0] + tokens, MEMORY * before[1] + seconds
+
+    def worth(self, rows: int, plain: float) -> float:
+        """Of a second: the tokens that the last rounds won in one, at least as many as plain steps do."""
+        tokens, seconds = self._won[rows]
+        return max(rows / plain, tokens / seconds if seconds else 0.0)
 
     def plain(self, rows: int) -> float | None:
         """Seconds of a plain step of so many rows; None before three were seen, for the first ones of all are often slow."""

@@ -145,8 +145,8 @@ class _Run:
         room = [0 if done else asked.max_new_tokens - len(text) - 1 for done, text in zip(self.done, texts, strict=True)]
         self.noise.next_round(texts)
         clock = time.perf_counter()
-        evidence = [A_MODEL] * len(self.rows) if self.pace.sure else _evidence(drafter, len(self.rows))
-        k = min(self.pace.next([one for one, done in zip(evidence, self.done, strict=True) if not done]), max(room))
+        k, evidence = self.choose()
+        k = min(k, max(room))
         proposal = proposed(drafter, k, asked.how, self.noise.draft, len(self.rows), asked.rows, self.device)
         drafts, n = proposal.tokens.tolist(), [min(one, here) for one, here in zip(proposal.n.tolist(), room, strict=True)]
         _sync(self.device)
@@ -180,6 +180,16 @@ class _Run:
         live = [slot for slot, done in enumerate(was_done) if not done]
         n, accepted, evidence = ([values[slot] for slot in live] for values in (n, accepted, evidence))
         self.pace.observe(Round(k, proposal.tokens.shape[1] + 1, n, accepted, evidence, draft_seconds, target_seconds))
+
+    def choose(self) -> tuple[int, list[int]]:
+        """How many tokens to draft, and what each row's proposal will rest on."""
+        ways = [[A_MODEL] * len(self.rows)] if self.pace.sure else _ways(self.drafter, len(self.rows))
+        live = [[one for one, done in zip(way, self.done, strict=True) if not done] for way in ways]
+        pace: Any = self.pace
+        k, way = pace.choose(live) if len(ways) > 1 and hasattr(pace, "choose") else (pace.next(live[0]), 0)
+        if way:
+            self.drafter.choose(way)
+        return k, ways[way]
 
     def call(self, proposal: Proposal, n: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One forward of the target over each row's last token and drafts: logits [B, K+1, V], hidden states."""
@@ -255,11 +265,11 @@ def _columns(prompts: list[list[int]], asked: Settings, drafting: bool) -> int:
     return max(map(len, prompts)) + (steps * len(prompts) if drafting else steps)
 
 
-def _evidence(drafter: Any, rows: int) -> list[int]:
-    """What each row's drafter can rest on; one that does not say is taken for a model."""
-    if drafter is None or not hasattr(drafter, "evidence"):
-        return [A_MODEL] * rows
-    return drafter.evidence()
+def _ways(drafter: Any, rows: int) -> list[list[int]]:
+    """What each row's drafter can rest on, in each way that it has; one that does not say is taken for a model."""
+    if hasattr(drafter, "ways"):
+        return drafter.ways()
+    return [drafter.evidence() if hasattr(drafter, "evidence") else [A_MODEL] * rows]
 
 
 def _pad_left(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:

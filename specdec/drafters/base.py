@@ -66,6 +66,13 @@ class Extras(Protocol):
         """What each row's next proposal would rest on, before it is made: the length of a looked-up text, 0 for a model's own
         words, -1 for nothing to say. Without it a drafter is taken for a model."""
 
+    def ways(self) -> list[list[int]]:
+        """The ways in which its next proposal can be made, what each row's would rest on in each of them; the first is `evidence`. A pace
+        that can tell them apart (`Adaptive.choose`) picks one, and `choose` is told; other paces get the first."""
+
+    def choose(self, way: int) -> None:
+        """The way of the next proposal, and of no other."""
+
     def notes(self) -> list[str]:
         """What a reader of the result should know, a line each (a row that could no longer be drafted for)."""
 

@@ -13,11 +13,14 @@ from draftsmith.specdec.drafters.model import ModelDrafter
 from draftsmith.specdec.drafters.ngram import NgramDrafter
 from draftsmith.specdec.sampling import Generator, Sampling
 
+BY_MATCH, LOOKUP, MODEL = range(3)  # ways to propose
+
 
 class CombinedDrafter:
     """Row by row: `ngram` speaks where its match is `min_match` tokens or longer, or where `model` cannot; else `model` does.
 
-    A row's laws are one-hot where the lookup spoke and the model's where the model did. The model runs only when it speaks
+    An adaptive pace may have it otherwise for a round, by what each has been worth: the lookup alone, whatever the length of its match, or
+    the model alone. A row's laws are one-hot where the lookup spoke and the model's where the model did. The model runs only when it speaks
     for some row, and reads what the lookup said for a row the next time it speaks for that row.
     """
 
@@ -41,15 +44,19 @@ class CombinedDrafter:
     def begin(self, ids: Tensor, valid: Tensor, last: Tensor, hidden: tuple[Tensor, ...] = ()) -> None:
         self.ngram.begin(ids, valid, last)
         self.drafter.begin(ids, valid, last, hidden)
+        self._way = BY_MATCH
         self.matches = [0] * len(ids)  # of each row's last proposal: the match of a lookup, 0 for the model's own words
 
     def read(self) -> None:
         self.drafter.read()
 
     def propose(self, k: int, how: Sampling, generator: Generator = None) -> Proposal:
-        looked_up = self.ngram.propose(k, how)
-        speaks = (looked_up.n > 0) & self._long(self.ngram.matches)
-        drawn = self.drafter.propose(k, how, generator, rows=~speaks)
+        way, self._way = self._way, BY_MATCH
+        looked_up = self.ngram.propose(0 if way == MODEL else k, how)
+        speaks = looked_up.n > 0
+        if way == BY_MATCH:
+            speaks &= self._long(self.ngram.matches, self.drafter.evidence())
+        drawn = self.drafter.propose(k, how, generator, rows=torch.zeros_like(speaks) if way == LOOKUP else ~speaks)
         device, width = drawn.tokens.device, max(looked_up.tokens.shape[1], drawn.tokens.shape[1])
         speaks = speaks.to(device)
         found = pad(looked_up.tokens.to(device), (0, width - looked_up.tokens.shape[1]))
@@ -76,14 +83,21 @@ class CombinedDrafter:
 
     def evidence(self) -> list[int]:
         """The match where the lookup will speak, 0 where the model will, -1 where neither can."""
-        matches = self.ngram.evidence()
-        long = self._long(matches).tolist()
-        return [match if speaks else own for match, speaks, own in zip(matches, long, self.drafter.evidence(), strict=True)]
+        return self.ways()[BY_MATCH]
+
+    def ways(self) -> list[list[int]]:
+        """By the length of the match, by the lookup alone, by the model alone."""
+        matches, own = self.ngram.evidence(), self.drafter.evidence()
+        long = self._long(matches, own).tolist()
+        return [[match if speaks else model for match, speaks, model in zip(matches, long, own, strict=True)], matches, own]
+
+    def choose(self, way: int) -> None:
+        self._way = way
 
     def notes(self) -> list[str]:
         return [*self.ngram.notes(), *self.drafter.notes()]
 
-    def _long(self, matches: list[int]) -> Tensor:
-        """Where the lookup is to speak: [B] bool. Beside a model that cannot, any match will do."""
-        least = [self.min_match if own == 0 else 1 for own in self.drafter.evidence()]
+    def _long(self, matches: list[int], own: list[int]) -> Tensor:
+        """Where the lookup is to speak by its match: [B] bool. Beside a model that cannot, any match will do."""
+        least = [self.min_match if one == 0 else 1 for one in own]
         return torch.tensor([match >= one for match, one in zip(matches, least, strict=True)])

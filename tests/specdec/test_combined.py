@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Outcome, Sampling, generate
 from draftsmith.specdec.cache import CachedLM
+from draftsmith.specdec.pace import Adaptive, Round
 from tiny import noisy, plain_greedy, tiny
 
 PROMPTS = [[5, 9, 11, 4, 8], [7], [3, 3, 20, 21, 22, 23, 24, 25, 3, 3]]
@@ -132,6 +134,39 @@ def test_a_paused_row_is_left_to_any_match() -> None:
     assert out.probs[0].argmax(-1).tolist() == [51, 8]
     text = generate(TARGET, [[50, 51, 8, 50], [10, 11, 8, 10]], drafter, k=3, max_new_tokens=20)
     assert text.tokens == [plain_greedy(TARGET, prompt, 20) for prompt in ([50, 51, 8, 50], [10, 11, 8, 10])]
+
+
+def test_a_pace_may_have_the_lookup_alone_or_the_model_alone() -> None:
+    model = noisy(TARGET)
+    drafter = combined(model, 5)
+    history = [[9, 3, 4, 8, 3, 4]]  # a match of two, shorter than five
+    begin(drafter, history)
+    assert drafter.ways() == [[0], [2], [0]]
+    with mock.patch.object(drafter.drafter, "_feed", side_effect=AssertionError("the model was asked")):
+        drafter.choose(1)
+        assert drafter.propose(1, Sampling()).tokens.tolist() == [[8]]
+        drafter.observe(Outcome(torch.tensor([1]), torch.tensor([3])))
+    drafter.choose(2)
+    own = ModelDrafter(model)
+    begin(own, [[9, 3, 4, 8, 3, 4, 8, 3]])
+    assert drafter.propose(3, Sampling()).tokens.tolist() == own.propose(3, Sampling()).tokens.tolist()
+    assert drafter.matches == [0]
+
+
+def test_an_adaptive_pace_drafts_by_short_matches_where_the_model_does_not_pay() -> None:
+    """A model that costs more than the target, and a lookup whose matches are shorter than `min_match`."""
+    drafter = combined(noisy(TARGET), 100)
+    pace = Adaptive(k_max=2)
+    plain, said = 1.0, []
+    for _ in range(80):
+        k, way = pace.choose([[0], [2], [0]])
+        said.append((k, way))
+        by_model = way != 1
+        pace.observe(Round(k, k + 1, [k], [0 if by_model else k], [0 if by_model else 2], 3.0 * k if by_model else 0.0, plain))
+    assert said[-1] == (2, 1)
+    assert [way for k, way in said if k].count(1) > 40
+    text = generate(TARGET, [PROMPTS[0]], drafter, max_new_tokens=40, pace=pace)
+    assert text.tokens == [plain_greedy(TARGET, PROMPTS[0], 40)]
 
 
 def test_settings_that_cannot_be_served_are_refused() -> None:

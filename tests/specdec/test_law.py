@@ -198,6 +198,10 @@ class Varying:
     def next(self, evidence: list[int]) -> int:
         return 2 if evidence[0] > 0 else self.accepted + 1
 
+    def choose(self, ways: list[list[int]]) -> tuple[int, int]:
+        way = self.accepted % len(ways)
+        return (self.next(ways[way]) if ways[way][0] >= 0 else 0), way
+
     def observe(self, round: Round) -> None:
         self.accepted = round.accepted[0]
 
