@@ -28,6 +28,7 @@ from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint, exits
 from draftsmith.train.bad_steps import Skips, check_skips, last_good_named
 from draftsmith.train.choice import Choice
+from draftsmith.train.company import company
 from draftsmith.train.data.plan import Order, Rows, micro_batches
 from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
@@ -40,7 +41,7 @@ from draftsmith.train.teachers import taught_by, with_states
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-AT_FAULTS = {"on_damage", "processes", "skip_bad_steps"}  # of train: what is done when something breaks may change too
+AT_FAULTS = {"on_damage", "processes", "skip_bad_steps", "lost_after", "trackers"}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -68,7 +69,8 @@ def run_training(recipe: Recipe) -> Path:
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     with Signals() as signals, launched(recipe.train.precision, recipe.train.processes) as accelerator:
-        _train(recipe, accelerator, signals)
+        with company(recipe.folder, accelerator, recipe.train.lost_after):
+            _train(recipe, accelerator, signals)
     return recipe.folder
 
 
