@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from draftsmith.recipes import runs
+from draftsmith.recipes.progress import give_back
 
 LOOK = 1.0  # seconds between two signs of life, and two looks at the others
 GRACE = 10.0  # seconds in which the block may find out by itself: gloo's collectives fail at once, NCCL's wait
@@ -147,6 +148,7 @@ def _watch(own: Presence, others: Others, folder: Path, over: threading.Event) -
         missing = others.missing()
         since = (since or time.monotonic()) if missing else None
         if missing and since and time.monotonic() - since > GRACE:
+            give_back()
             os.write(2, f"\ndraftsmith train: {_line(missing[0], folder)}\n".encode())
             os._exit(2)  # the main thread waits in a collective, and hears no exception
 

@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from draftsmith.train.data.plan import Order, Rows
 
 
 class Log:
-    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
+    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled. `also` is told each line too."""
 
-    def __init__(self, path: Path, main: bool) -> None:
-        self._path, self._main = path, main
+    def __init__(self, path: Path, main: bool, also: Callable[[dict[str, Any]], None] = lambda record: None) -> None:
+        self._path, self._main, self._also = path, main, also
 
     def goes_on_from(self, step: int) -> None:
         """Drop what stands behind `step`: it will be done again."""
@@ -36,6 +37,7 @@ class Log:
     def write(self, record: dict[str, Any]) -> None:
         if self._main:
             append_lines(self._path, [json.dumps(record)])
+            self._also(record)
 
 
 def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:

@@ -31,7 +31,16 @@ def test_the_launch_that_silently_runs_one_process_is_refused(tmp_path: Path) ->
 
 
 def two(script: Path, recipe: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), str(recipe), *WORDS]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+        str(recipe),
+        *WORDS,
+    ]
     env = environment() | {"ACCELERATE_USE_CPU": "true"}
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
