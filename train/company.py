@@ -91,12 +91,12 @@ class Others:
 
     def _look(self, rank: int) -> Missing | None:
         held, now = True, time.monotonic()
-        with contextlib.suppress(OSError, ValueError):  # ValueError: read in the middle of a sign of life
-            with (self._folder / f"{rank}.json").open("rb") as file:
-                locked = _locked(file.fileno())  # before it is read: who ends with a word writes it before the lock is free
-                about = json.loads(file.read())
-                if about["launch"] == self._launch:
-                    self._about[rank], held = about, locked or not about["locked"]
+        # ValueError: read in the middle of a sign of life.
+        with contextlib.suppress(OSError, ValueError), (self._folder / f"{rank}.json").open("rb") as file:
+            locked = _locked(file.fileno())  # before it is read: who ends with a word writes it before the lock is free
+            about = json.loads(file.read())
+            if about["launch"] == self._launch:
+                self._about[rank], held = about, locked or not about["locked"]
         about = self._about.get(rank)
         if about is None or about["ended"] == "":
             return None

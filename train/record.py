@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from draftsmith.distill import CutDraft, WholeDraft
 from draftsmith.distill.early_exit import Exits
 from draftsmith.recipes import Recipe, runs
-from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.recipes.files import append_lines, sync, write_whole
 from draftsmith.train import exits
 from draftsmith.train.data.plan import Order, Rows
 
@@ -36,8 +36,13 @@ class Log:
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:
-            append_lines(self._path, [json.dumps(record)])
+            append_lines(self._path, [json.dumps(record)], synced=False)  # a sync a step takes longer than many a step
             self._also(record)
+
+    def sync(self) -> None:
+        """To be called before a checkpoint: a run that goes on from it has the lines before it, whatever became of the machine."""
+        if self._main and self._path.is_file():
+            sync(self._path)
 
 
 def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:

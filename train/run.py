@@ -77,9 +77,12 @@ def run_training(recipe: Recipe) -> Path:
     writable(recipe.folder)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    with Signals() as signals, launched(recipe.train.precision, recipe.train.processes) as accelerator:
-        with company(recipe.folder, accelerator, recipe.train.lost_after):
-            _train(recipe, accelerator, signals)
+    with (
+        Signals() as signals,
+        launched(recipe.train.precision, recipe.train.processes) as accelerator,
+        company(recipe.folder, accelerator, recipe.train.lost_after),
+    ):
+        _train(recipe, accelerator, signals)
     return recipe.folder
 
 
