@@ -76,7 +76,11 @@ def worker(asked: argparse.Namespace) -> None:
         )  # fmt: skip
         whole = time.perf_counter() - started
         if accelerator.is_main_process:
-            found = {"tokens_per_second": statistics.median(speeds), "seconds": whole, "saves": asked.steps // asked.save_every} | spent
+            found = {
+                "tokens_per_second": statistics.median(speeds),
+                "seconds": whole,
+                "saves": asked.steps // asked.save_every,
+            } | spent
             (place / "found.json").write_text(json.dumps(found))
     leave(0)
 
@@ -140,7 +144,9 @@ def main() -> None:
             found.append({"round": number} | measured(asked, arm))
             print(found[-1], flush=True)
     said = ratios(found)
-    how = {name: getattr(asked, name) for name in ("rounds", "steps", "save_every", "rows", "length", "width")} | {"cores": os.cpu_count()}
+    how = {name: getattr(asked, name) for name in ("rounds", "steps", "save_every", "rows", "length", "width")} | {
+        "cores": os.cpu_count()
+    }
     if asked.out:
         Path(asked.out).write_text(json.dumps({"how": how, "ratios": said, "runs": found}, indent=1) + "\n")
     for name, value in said.items():
