@@ -11,13 +11,14 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -117,7 +118,7 @@ class Others:
 
 @contextmanager
 def company(folder: Path, accelerator: Accelerator, lost_after: float) -> Iterator[None]:
-    """While a block runs, a process that is gone ends the others with its name: RuntimeError, or exit code 2 out of whatever they wait in."""
+    """While a block runs, a process that is gone ends the others with its name and exit code 2, out of whatever they wait in."""
     rank, world = accelerator.process_index, accelerator.num_processes
     if world == 1:
         yield
@@ -137,8 +138,8 @@ def company(folder: Path, accelerator: Accelerator, lost_after: float) -> Iterat
         if told is None:
             over.set()
             raise
-        # The watch goes on: should a collective hold this process on its way out, it ends there.
-        raise RuntimeError(_line(told, folder)) from error
+        # Not raised: what unwinds destroys the process group, which now and then waits for the dead one, and lets no thread run while it does.
+        _leave(told, folder)
 
 
 def _watch(own: Presence, others: Others, folder: Path, over: threading.Event) -> None:
@@ -148,9 +149,14 @@ def _watch(own: Presence, others: Others, folder: Path, over: threading.Event) -
         missing = others.missing()
         since = (since or time.monotonic()) if missing else None
         if missing and since and time.monotonic() - since > GRACE:
-            give_back()
-            os.write(2, f"\ndraftsmith train: {_line(missing[0], folder)}\n".encode())
-            os._exit(2)  # the main thread waits in a collective, and hears no exception
+            _leave(missing[0], folder)  # the main thread waits in a collective, and hears no exception
+
+
+def _leave(missing: Missing, folder: Path) -> NoReturn:
+    give_back()
+    sys.stdout.flush()
+    os.write(2, f"\ndraftsmith train: {_line(missing, folder)}\n".encode())
+    os._exit(2)
 
 
 def _cause(error: BaseException, others: Others) -> Missing | None:
