@@ -67,12 +67,22 @@ def remove_whole(folder: Path) -> None:
     shutil.rmtree(old)
 
 
-def append_lines(path: Path, lines: list[str]) -> None:
-    """Append whole lines and sync them; a reader must drop a last line without its end, which a kill can leave."""
+def append_lines(path: Path, lines: list[str], synced: bool = True) -> None:
+    """Append whole lines and sync them; a reader must drop a last line without its end, which a kill can leave.
+
+    A kill takes nothing that is not `synced`; a machine that goes down may.
+    """
     with _disk_errors(path), path.open("a", encoding="utf-8") as stream:
         stream.write("".join(f"{line}\n" for line in lines))
         stream.flush()
-        os.fsync(stream.fileno())
+        if synced:
+            os.fsync(stream.fileno())
+
+
+def sync(path: Path) -> None:
+    """Have on the disk what was written of a file or folder."""
+    with _disk_errors(path):
+        _sync(path)
 
 
 def room_for(where: Path, needs: int, what: Path) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+LIVE: set[Progress] = set()  # those with a bar on the terminal, which a thread of rich's draws until it is stopped
+
+
+@atexit.register
+def give_back() -> None:
+    """Take all bars from the terminal, and show its cursor again; for ends that come as an error, or by os._exit."""
+    for one in [*LIVE]:
+        one.stop()
 
 
 class Progress:
@@ -20,7 +30,8 @@ class Progress:
         self._started = time.monotonic()
         self._bar: Bar | None = None
         console = Console(stderr=True)
-        if console.is_terminal and not quiet:
+        # rich takes FORCE_COLOR for a terminal; a log file wants lines all the same.
+        if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty() and not quiet:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -28,9 +39,11 @@ class Progress:
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
             )
-            self._bar = Bar(*columns, console=console, transient=True)
+            # What is printed comes above the bar; rich would send it to stderr too, so only where stdout is the terminal as well.
+            self._bar = Bar(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
             self._task = self._bar.add_task(what, total=total, note="")
             self._bar.start()
+            LIVE.add(self)
 
     def at(self, number: int, note: str = "") -> None:
         """`number` of `total` are done."""
@@ -51,6 +64,7 @@ class Progress:
         """The work ends early: give the terminal back."""
         if self._bar is not None:
             self._bar.stop()
+            LIVE.discard(self)
 
     def done(self, note: str = "") -> None:
         self.stop()

@@ -22,6 +22,9 @@ class OnPolicy(Closed):
     temperature: Annotated[float, Field(ge=0)] = 1.0
 
 
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]  # accelerate's
+
+
 class Train(Closed):
     epochs: Positive = 1
     steps: Annotated[int, Field(ge=0)] = Field(0, description="of a stream (data.stream), which knows no epochs")
@@ -64,6 +67,10 @@ class Train(Closed):
     skip_bad_steps: Annotated[int, Field(ge=0)] = Field(
         0, description="steps whose loss or gradient is not finite that are passed over, and counted; the next one ends the run"
     )
+    lost_after: Annotated[int, Field(ge=0)] = Field(
+        45, description="seconds without a sign of life from another process's machine after which a run ends; 0: never"
+    )
+    trackers: list[Tracker] = Field([], description="who is told of each step and evaluation too; logs stay in the run folder")
     threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 leaves torch's choice")
 
     @field_validator("precision", mode="before")

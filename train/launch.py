@@ -6,11 +6,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs
+
+from draftsmith.recipes.progress import give_back
+
+# The first process may answer prompts for hours while the others wait for it; NCCL would give up after 10 minutes, gloo after 30.
+# That one is dead is not learned by waiting (company.py).
+PATIENCE = timedelta(days=1)
 
 
 @contextmanager
@@ -34,6 +41,7 @@ def leave(code: int) -> None:
     group is destroyed and its work is done and on disk; the launcher would call the whole run failed.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        give_back()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -43,10 +51,12 @@ def leave(code: int) -> None:
 def make_accelerator(precision: str, processes: int = 0) -> Accelerator:
     """An accelerator that sees as many processes as were launched, and as `processes` says where it is not 0, or RuntimeError."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    settings: dict[str, Any] = {"mixed_precision": precision}
+    settings: dict[str, Any] = {"mixed_precision": precision, "kwargs_handlers": [InitProcessGroupKwargs(timeout=PATIENCE)]}
     if not torch.accelerator.is_available() and "LOCAL_RANK" in os.environ:
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-            settings["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]  # cpu=True here would turn DeepSpeed off
+            settings["kwargs_handlers"] = [
+                InitProcessGroupKwargs(backend="gloo", timeout=PATIENCE)
+            ]  # cpu=True here would turn DeepSpeed off
             import deepspeed
 
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, which takes minutes and gcc

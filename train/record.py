@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,16 @@ from accelerate import Accelerator
 from draftsmith.distill import CutDraft, WholeDraft
 from draftsmith.distill.early_exit import Exits
 from draftsmith.recipes import Recipe, runs
-from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.recipes.files import append_lines, sync, write_whole
 from draftsmith.train import exits
 from draftsmith.train.data.plan import Order, Rows
 
 
 class Log:
-    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled."""
+    """metrics.jsonl: a line a step; after a resume the lines behind the checkpoint are dropped, not doubled. `also` is told each line too."""
 
-    def __init__(self, path: Path, main: bool) -> None:
-        self._path, self._main = path, main
+    def __init__(self, path: Path, main: bool, also: Callable[[dict[str, Any]], None] = lambda record: None) -> None:
+        self._path, self._main, self._also = path, main, also
 
     def goes_on_from(self, step: int) -> None:
         """Drop what stands behind `step`: it will be done again."""
@@ -35,7 +36,13 @@ class Log:
 
     def write(self, record: dict[str, Any]) -> None:
         if self._main:
-            append_lines(self._path, [json.dumps(record)])
+            append_lines(self._path, [json.dumps(record)], synced=False)  # a sync a step takes longer than many a step
+            self._also(record)
+
+    def sync(self) -> None:
+        """To be called before a checkpoint: a run that goes on from it has the lines before it, whatever became of the machine."""
+        if self._main and self._path.is_file():
+            sync(self._path)
 
 
 def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint, exits
 from draftsmith.train.bad_steps import Skips, check_skips, last_good_named
 from draftsmith.train.choice import Choice
+from draftsmith.train.company import company
 from draftsmith.train.data.plan import Order, Rows, micro_batches
 from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
@@ -37,10 +39,17 @@ from draftsmith.train.record import Log, banner, environment, reach
 from draftsmith.train.rows import ordered
 from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
 from draftsmith.train.teachers import taught_by, with_states
+from draftsmith.train.trackers import begin, check_trackers, track
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-AT_FAULTS = {"on_damage", "processes", "skip_bad_steps"}  # of train: what is done when something breaks may change too
+AT_FAULTS = {
+    "on_damage",
+    "processes",
+    "skip_bad_steps",
+    "lost_after",
+    "trackers",
+}  # of train: what is done when something breaks may change too
 
 
 def same_run(recipe: Recipe) -> None:
@@ -64,10 +73,15 @@ def run_training(recipe: Recipe) -> Path:
         find(name)
     if recipe.data.answers is None and recipe.data.format == "prompts":
         read_prompts(recipe.data.prompts)  # a broken line is named before a model is loaded
+    check_trackers(recipe.train.trackers)
     writable(recipe.folder)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    with Signals() as signals, launched(recipe.train.precision, recipe.train.processes) as accelerator:
+    with (
+        Signals() as signals,
+        launched(recipe.train.precision, recipe.train.processes) as accelerator,
+        company(recipe.folder, accelerator, recipe.train.lost_after),
+    ):
         _train(recipe, accelerator, signals)
     return recipe.folder
 
@@ -101,7 +115,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
     )
-    log = Log(folder / "metrics.jsonl", accelerator.is_main_process)
+    log = Log(folder / "metrics.jsonl", accelerator.is_main_process, partial(track, accelerator=accelerator))
     choice, skips = Choice(settings.select, settings.patience), Skips(settings.skip_bad_steps)
     mixture = mixed(recipe, plan, seen.size, seen.rows.train, objective, target, tokenizer, accelerator, log.write)
     accelerator.register_for_checkpointing(*(one for one in (choice, skips, mixture) if one is not None))
@@ -115,6 +129,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         _say_what_begins(recipe, seen, taught, done, name, accelerator)
     watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
+        begin(recipe, accelerator, done)
         rank, world, order = accelerator.process_index, accelerator.num_processes, mixture or plan
         with signals.steps(), last_good_named(folder):
             train(

@@ -74,6 +74,7 @@ class Watch:
 
     def _save(self, step: int, means: dict[str, float] | None) -> None:
         settings, plan = self.recipe.train, self.steps_of | {"at": self.plan.state()}
+        self.log.sync()
         checkpoint.save(
             self.recipe.folder, step, self.objective, self.accelerator, means, plan, settings.keep, self.needs, self.choice.by
         )

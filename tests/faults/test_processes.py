@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_the_launch_that_silently_runs_one_process_is_refused(tmp_path: Path) ->
     assert not (tmp_path / "runs" / "small" / "recipe.yaml").exists()
 
 
+def two(script: Path, recipe: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+        str(recipe),
+        *WORDS,
+    ]
+    env = environment() | {"ACCELERATE_USE_CPU": "true"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+
+
 def test_one_of_two_processes_is_asked_to_end_and_both_do_with_one_checkpoint(tmp_path: Path) -> None:
     recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
     script = tmp_path / "asked.py"
@@ -60,18 +76,7 @@ def call(self, record):
 Watch.__call__ = call
 leave(main(["train", *sys.argv[1:]]))
 """)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-        str(recipe),
-        *WORDS,
-    ]
-    env = environment() | {"ACCELERATE_USE_CPU": "true"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    ended = two(script, recipe)
     assert ended.returncode != 0
     assert "exitcode  : 75" in ended.stderr
     assert "SIGTERM: " in ended.stderr
@@ -88,3 +93,33 @@ leave(main(["train", *sys.argv[1:]]))
     assert "going on from step 3" in done.stdout
     steps = [line["step"] for line in told(run) if "loss" in line]
     assert steps == list(range(1, runs.number(runs.steps(run)[-1]) + 1))
+    scored = json.loads((run / "environment.json").read_text())["scored_tokens"]
+    assert sum(line["scored"] for line in told(run) if "loss" in line) == scored, "each row once, whoever saw it"
+
+
+def test_where_one_of_two_processes_is_killed_the_other_ends_with_its_name(tmp_path: Path) -> None:
+    recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
+    script = tmp_path / "killed.py"
+    script.write_text("""
+import os, signal, sys
+from draftsmith.cli import main
+from draftsmith.train.launch import leave
+from draftsmith.train.watch import Watch
+
+inner = Watch.__call__
+
+def call(self, record):
+    over = inner(self, record)
+    if record.step == 2 and self.accelerator.process_index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return over
+
+Watch.__call__ = call
+leave(main(["train", *sys.argv[1:], "train.save_every=2"]))
+""")
+    ended = two(script, recipe)
+    assert ended.returncode != 0
+    assert "process 1 of 2 (host " in ended.stderr, ended.stderr
+    assert "is gone: it was killed, or crashed, without a word" in ended.stderr
+    assert f"The last good checkpoint is {run / 'step-2'}, and the same command goes on from it" in ended.stderr
+    assert damage(run / "step-2") is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from draftsmith.distill.batch import Example
 from draftsmith.specdec.models import chat_ids
+from draftsmith.train.data import all_rows
 from draftsmith.train.data.all_rows import all_made, fingerprint
 from draftsmith.train.data.chats import Form, made, of_answers, read_chats, split
 from draftsmith.train.data.plan import to_rows
@@ -181,6 +184,25 @@ def test_words_that_are_not_the_targets_are_counted() -> None:
     rows = to_rows(chats, speaks(CHATML), 500, 0.25, 0, form=Form(500, own_words=False))
     assert rows.counted["scored tokens that are not the target's own words"] == 4 * 10
     assert (len(rows.train), len(rows.held_out)) == (3, 1)
+
+
+def test_a_worker_that_is_killed_is_told_of_and_nothing_of_its_rows_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, form, here = speaks(CHATML), Form(500), os.getpid()
+    chats = [talk(key=str(number)) for number in range(6)]
+    alone = list(all_made(chats, tokenizer, form))
+
+    def dies(one: Any, *rest: Any) -> Any:
+        if one["key"] == "4" and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made(one, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(all_rows, "made", dies)
+        with pytest.raises(RuntimeError, match=r"one of 2 data workers died .* and data\.workers=1 takes less memory"):
+            list(all_made(chats, tokenizer, form, 2, tmp_path))
+    assert list(all_made(chats, tokenizer, form, 2, tmp_path)) == alone
 
 
 def test_workers_change_neither_rows_nor_their_order_and_what_was_kept_is_kept_under_all_it_hangs_on(

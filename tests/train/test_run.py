@@ -174,6 +174,7 @@ def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> N
     done = launched(2, "-m", "draftsmith.train", recipe, *words)
     assert "2 processes on cpu" in done.stdout
     assert done.stdout.count("best draft") == 1
+    assert done.stderr.count("training: 1/") == done.stderr.count(" steps in ") == 1, "one of them tells of progress, in lines"
     run = tmp_path / "runs" / "small"
     assert [line for line in (run / "metrics.jsonl").read_text().splitlines() if "held_out" in line]
     alone = draftsmith("train", recipe, *words)

@@ -30,10 +30,19 @@ def all_made(chats: list[Chat], tokenizer: Any, form: Form, workers: int = 1, ca
     if cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
     # One column of JSON: a type that is the same whatever a worker's share of the chats holds.
-    rows = Dataset.from_dict({"chat": texts}).map(
-        partial(_made_text, tokenizer=tokenizer, form=form), num_proc=min(workers, len(texts)) or 1, remove_columns=["chat"],
-        new_fingerprint=name, cache_file_name=None if cache is None else str(cache / f"rows-{name}.arrow"), desc="chats to rows",
-    )  # fmt: skip
+    count = min(workers, len(texts)) or 1
+    try:
+        rows = Dataset.from_dict({"chat": texts}).map(
+            partial(_made_text, tokenizer=tokenizer, form=form), num_proc=count, remove_columns=["chat"], new_fingerprint=name,
+            cache_file_name=None if cache is None else str(cache / f"rows-{name}.arrow"), desc="chats to rows",
+        )  # fmt: skip
+    except RuntimeError as error:
+        if "died" not in str(error):  # datasets has no class of its own for it
+            raise
+        raise RuntimeError(
+            f"one of {count} data workers died while it made rows of chats: it was killed (a system short of memory does that), or crashed. "
+            f"Nothing was kept of them; the same command makes them anew, and data.workers={max(1, count // 2)} takes less memory"
+        ) from error
     for row in rows:
         examples, left_out, counted = json.loads(row["made"])
         yield Made([Example(ids, tuple((a, b) for a, b in spans)) for ids, spans in examples], Counter(left_out), Counter(counted))

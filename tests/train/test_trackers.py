@@ -1,0 +1,126 @@
+"""Trackers are told the figures of metrics.jsonl through accelerate; one that is not installed is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from accelerate import tracking
+from accelerate.tracking import GeneralTracker
+from accelerate.utils import LoggerType
+
+from draftsmith.recipes import load_recipe
+from draftsmith.recipes.train_settings import Tracker
+from draftsmith.train import trackers
+from runs import inside, told, write_run
+
+
+class Told(GeneralTracker):  # type: ignore[misc]
+    """Stands in for tensorboard."""
+
+    name = "tensorboard"
+    requires_logging_directory = True
+    seen: dict[str, Any]
+
+    def __init__(self, run_name: str, logging_dir: str, **settings: Any) -> None:
+        super().__init__()
+        Told.seen = {"name": run_name, "logs": logging_dir, "settings": settings, "lines": [], "finished": False}
+
+    @property
+    def tracker(self) -> None:
+        return None
+
+    def start(self) -> None: ...
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        Told.seen["config"] = values
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        Told.seen["lines"].append((step, values))
+
+    def finish(self) -> None:
+        Told.seen["finished"] = True
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Told)
+    monkeypatch.setattr(tracking, "_available_trackers", [LoggerType.TENSORBOARD])
+    monkeypatch.setenv("TRACKIO_DIR", "mine")
+
+
+def test_the_names_are_accelerates() -> None:
+    assert {*get_args(Tracker)} == {str(one) for one in LoggerType} - {"all"}
+
+
+def test_one_that_is_not_installed_is_refused_by_name_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "_available_trackers", [LoggerType.TENSORBOARD])
+    words = ["train.trackers=[tensorboard, comet_ml]", "target.model=package:not_there/x.gguf"]
+    done = inside("train", write_run(tmp_path), *words)
+    assert done.returncode == 2
+    assert "asks for comet_ml, which accelerate does not find here (found: tensorboard). pip install comet-ml" in done.stderr
+    unknown = inside("train", tmp_path / "small.yaml", "train.trackers=[tensorbord]")
+    assert unknown.returncode == 2
+    assert "train.trackers" in unknown.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_it_is_told_what_the_log_is_told_and_goes_on_behind_the_last_checkpoint(stand_in: None, tmp_path: Path) -> None:
+    recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
+    words = ["train.epochs=1", "train.trackers=[tensorboard]", "draft={layers: [0], warm_start: none}"]
+    done = inside("train", recipe, *words)
+    assert done.returncode == 0, done.stderr
+    seen = Told.seen
+    assert (seen["name"], seen["logs"], seen["finished"]) == ("small", str(run / "logs"), True)
+    assert seen["config"]["train.learning_rate"] == 1e-3
+    assert seen["config"]["draft.layers"] == "[0]"
+    steps = [line for line in told(run) if "loss" in line]
+    assert [(step, values["loss"]) for step, values in seen["lines"] if "loss" in values] == [
+        (one["step"], one["loss"]) for one in steps
+    ]
+    judged = [(step, values["held_out/block_length"]) for step, values in seen["lines"] if "held_out/block_length" in values]
+    assert judged == [(line["step"], line["held_out"]["block_length"]) for line in told(run) if "held_out" in line]  # type: ignore[index]
+    assert judged
+    last = sorted(run.glob("step-*"), key=lambda one: int(one.name[5:]))[-1]
+    last.rename(run / "elsewhere")
+    assert inside("train", recipe, *words, "train.trackers=[tensorboard]").returncode == 0
+    before = int(sorted(run.glob("step-*"), key=lambda one: int(one.name[5:]))[-2].name[5:])
+    assert Told.seen["settings"]["purge_step"] == before + 1 == Told.seen["lines"][0][0]
+    assert inside("train", recipe, "train.epochs=1", words[2]).returncode == 0, "no weight hangs on who is told"
+
+
+def test_wandb_is_offline_where_it_has_neither_a_mode_nor_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert not trackers.wandb_key()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert trackers.wandb_key()
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert trackers.wandb_key()
+
+
+@pytest.mark.parametrize("mode, key, found", [(None, "", "offline"), ("online", "", "online"), (None, "x", None)])
+def test_a_mode_is_chosen_only_where_nothing_says_one(
+    mode: str | None, key: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        is_main_process = True
+        project_configuration = type("Projects", (), {})()
+
+        def init_trackers(self, name: str, config: dict[str, Any], init_kwargs: dict[str, Any]) -> None:
+            assert init_kwargs["wandb"] == {"dir": str(tmp_path / "runs" / "small" / "logs")}
+
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", mode or "")  # noted as unset, so that what `begin` sets is taken back behind the test
+    if mode is None:
+        monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("TRACKIO_DIR", "mine")
+    recipe = load_recipe(str(write_run(tmp_path)), ["train.trackers=[wandb]"])
+    trackers.begin(recipe, Silent(), 0)  # type: ignore[arg-type]
+    assert os.environ.get("WANDB_MODE") == found
