@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.making.drafts import CutDraft, in_float32
+from draftsmith.distill.making.drafts import CutDraft, in_float32, recomputed
 from draftsmith.distill.signal import Dense
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
@@ -47,17 +47,17 @@ class Memory(NamedTuple):
 def predict(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, rows: int, length: int, scored: int, asked: Asked, *,
     dtype: torch.dtype = torch.float32, support: int = 0, listens: bool = True, accumulate: int = 1, bf16: bool = False,
-    device: str = "cpu",
+    device: str = "cpu", recompute: bool = False,
 ) -> Memory:  # fmt: skip
     """A micro-batch of `rows` x `length` tokens, `scored` of them, for a draft of some of the target's layers, or one with a config.
 
     `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
-    step. `bf16`: trained under autocast.
+    step. `bf16`: trained under autocast. `recompute`: with gradient checkpointing.
     Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
     no weight read or made; ValueError where a forward asks for numbers.
     """
     try:
-        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device)
+        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, recompute)
     except RuntimeError as error:
         raise ValueError(
             f"what a {target.model_type} takes cannot be predicted, for it does not run on tensors without numbers: {str(error).splitlines()[0]}"
@@ -66,12 +66,14 @@ def predict(
 
 def _dry_run(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
-    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str,
+    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str, recompute: bool,
 ) -> Memory:  # fmt: skip
     rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
         model = _built(target, dtype).eval().requires_grad_(False)
         step = _Step(model, draft, asked, dtype, support, bf16)
+        if recompute:
+            recomputed(step.draft)
         parameters = [one for one in step.draft.parameters() if one.requires_grad]
         moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
         if accumulate > 1:
