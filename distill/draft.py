@@ -94,7 +94,7 @@ class DistillDraft:
         # Autocast is over here, and accelerate makes float32 of what comes out of it. The head reads what its weights are in; the losses
         # are computed in float32 whatever that is.
         hidden = self.trainable(*self.draft.inputs(batch)).to(self.draft.head.linear.weight.dtype)
-        narrow = self._narrow if self.draft.training else None
+        narrow = self._narrow if self.draft.training else None  # DeepSpeed's wrapper does not know its own
         (head, learned), asked, taught = self._head(), self.asked, signal
         total_head = head
         if narrow is not None:

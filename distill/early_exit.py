@@ -109,7 +109,7 @@ class DistillExits:
         batch = batch.to(self.head.linear.weight.device)
         seen = self.exits.watch(batch)
         hidden = self.trainable(seen, batch)
-        training = self.exits.training  # not the wrapper's, of which DeepSpeed's knows nothing
+        training = self.exits.training  # DeepSpeed's wrapper does not know its own
         total, found = self._chunks(batch, seen.last, hidden, training)
         if training:
             heard = Dense(seen.last, self.head)
@@ -156,10 +156,8 @@ class DistillExits:
         }
         return max(worth, key=worth.__getitem__)
 
-    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    def save(self, folder: Path) -> None:
         """The heads alone, with drafter.json: see `exit_files`."""
-        if weights is not None:
-            raise ValueError("weights gathered from several processes were given; heads are saved whole. Launch with ddp.yaml or zero2.yaml")
         folder.mkdir(parents=True, exist_ok=True)
         settings = {} if self.asked.ids is None else write_ids(folder, self.asked.ids)
         about = {} if self.origin is None else {"target": self.origin.target, "revision": self.origin.revision}

@@ -1,4 +1,5 @@
-"""Engines of several processes over gloo, as forks of one process that has imported everything: a launch costs no import.
+"""Engines of several processes over gloo, launched as the configs that ship say, but as forks of one process that has imported everything: a
+launch costs no import.
 
 Run as a script it is that process. FSDP2 shards on a CPU by a patch of accelerate that only this file makes.
 """
@@ -18,14 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
-FSDP |= {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}  # as `accelerate launch` says by itself
-ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true"}
-LAUNCHES: dict[str, dict[str, str]] = {
-    "single": {}, "ddp": {"ACCELERATE_USE_CPU": "true"}, "fsdp2": FSDP,
-    "zero2": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "zero3": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+ON_A_CPU: dict[str, dict[str, str]] = {
+    "ddp": {"ACCELERATE_USE_CPU": "true"}, "fsdp2": {}, "zero2": {"DS_ACCELERATOR": "cpu"}, "zero3": {"DS_ACCELERATOR": "cpu"},
 }  # fmt: skip
-SEVERAL = [one for one in LAUNCHES if one != "single" and (not one.startswith("zero") or importlib.util.find_spec("deepspeed"))]
+# What other launchers say, and must not matter: a second division, a cast of all weights, targets that are not whole.
+HOSTILE = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_GRADIENT_CLIPPING": "0.01",
+}
+HOSTILE |= {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true"}
+SEVERAL = [one for one in ON_A_CPU if not one.startswith("zero") or importlib.util.find_spec("deepspeed")]
 
 
 class Ended(NamedTuple):
@@ -92,20 +96,34 @@ def ended_at(step: str, *words: str) -> None:
     train(*words)
 
 
-def numbers(case: str) -> list[dict[str, Any]]:
-    """What the loop records of the steps of a case of `steps`, whatever the engine, and the held-out figures at the end."""
+def target(recipe: str) -> list[list[float]]:
+    """What each process has of the weights of a recipe's target, which it has loaded as a run does."""
+    from accelerate.utils import gather_object
+
+    from draftsmith.recipes import load_recipe
+    from draftsmith.specdec import load
+    from draftsmith.train.launch import launched
+
+    with launched("no") as accelerator:
+        model = load(load_recipe(recipe).target.model, device=accelerator.device).model
+        return gather_object([[float(one.double().sum()) for one in model.parameters()]])
+
+
+def numbers(case: str) -> dict[str, Any]:
+    """The steps of a case of `steps`."""
     from steps import taught
 
     return taught(case)
 
 
-JOBS = {one.__name__: one for one in (train, ended_at, numbers)}
+JOBS = {one.__name__: one for one in (train, ended_at, target, numbers)}
 
 
 def _serve() -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import draftsmith.train.run  # noqa: F401
+    from launches import environment_of
 
     for line in sys.stdin:
         asked = json.loads(line)
@@ -114,6 +132,9 @@ def _serve() -> None:
             import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # with torch's compiler, which every child would import
         gc.collect()
         gc.freeze()  # the children collect, and would walk through all that was imported
+        asked["launch"] = (
+            {} if asked["engine"] == "single" else environment_of(asked["engine"], "--num_processes", str(asked["world"]))
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -132,7 +153,7 @@ def _started(asked: dict[str, Any], rank: int, port: int) -> int:
     world = asked["world"]
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | LAUNCHES[asked["engine"]]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | asked["launch"] | ON_A_CPU[asked["engine"]] | HOSTILE
     if asked["engine"] == "fsdp2":
         _shards_on_a_cpu()
     code = 1

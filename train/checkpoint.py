@@ -47,9 +47,10 @@ def save(
         accelerator.wait_for_everyone()
         accelerator.save_state(str(beside / "trainer"))
         weights = gathered(objective.trainable, accelerator)
+        save: Any = objective.save  # one that can be sharded takes its whole weights, too
         if main:
             with torch.random.fork_rng():  # building the draft draws random weights; the run must not see that
-                objective.save(beside / "draft", weights)
+                save(beside / "draft") if weights is None else save(beside / "draft", weights)
             about = {"step": step, "held_out": held_out, "plan": plan, "trainer": trainer(accelerator)}
             (beside / "state.json").write_text(json.dumps(about, indent=1) + "\n")
         accelerator.wait_for_everyone()  # what the others write is there before it is counted

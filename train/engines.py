@@ -122,17 +122,23 @@ def prepared(
     if name in LAUNCHED and settings.precision == "bf16":
         module.forward = torch.autocast(accelerator.device.type, torch.bfloat16)(module.forward)
     if name == "fsdp2":
-        for one in [*module.parameters(), *module.buffers()]:  # it shards what each process has, and asks nobody whether it is the same
+        for one in [
+            *module.parameters(),
+            *module.buffers(),
+        ]:  # it shards what each process has, and asks nobody whether it is the same
             torch.distributed.broadcast(one.data, 0)
     if name in ZERO:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         config |= {"train_micro_batch_size_per_gpu": settings.batch_size, "gradient_accumulation_steps": accumulate}
         config["gradient_clipping"] = settings.clip
-        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True  # float32 ones too: what a draft is saved from
+        accelerator.gradient_accumulation_steps = accumulate  # or it warns of a mismatch
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = (
+            True  # float32 ones too: what a draft is saved from
+        )
     module, optimizer = accelerator.prepare(module, optimizer)
     if name in ZERO:
         no_zero_init()
-        accelerator.gradient_accumulation_steps = 1  # accelerate took DeepSpeed's; the loop divides, by tokens
+        accelerator.gradient_accumulation_steps = 1  # the loop divides, by tokens
     return module, optimizer
 
 
@@ -162,6 +168,11 @@ def stepped(module: Any, optimizer: torch.optim.Optimizer, accelerator: Accelera
         return float(module.get_global_grad_norm())
     optimizer.step()
     return None
+
+
+def size(parameter: Any) -> int:
+    """How many numbers a parameter has on all processes together; of ZeRO-3's no process has any between two forwards."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def gathered(module: Any, accelerator: Accelerator) -> dict[str, Tensor] | None:

@@ -49,6 +49,7 @@ def make_accelerator(precision: str, processes: int = 0) -> Accelerator:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     zero, fsdp = (os.environ.get(f"ACCELERATE_USE_{one}", "").lower() == "true" for one in ("DEEPSPEED", "FSDP"))
     settings: dict[str, Any] = {"mixed_precision": "no" if zero or fsdp else precision}
+    _check_parallel()
     if zero:
         _check_deepspeed()
     if fsdp:
@@ -66,7 +67,10 @@ def make_accelerator(precision: str, processes: int = 0) -> Accelerator:
     accelerator = Accelerator(**settings)
     if zero:
         no_zero_init()
-    accelerator.gradient_accumulation_steps = 1  # the launcher may say otherwise, and accelerate would divide once more than the loop
+        _check_dtypes(accelerator.state.deepspeed_plugin.deepspeed_config)
+    accelerator.gradient_accumulation_steps = (
+        1  # the launcher may say otherwise, and accelerate would divide once more than the loop
+    )
     if accelerator.num_processes != world or (world > 1 and accelerator.distributed_type == DistributedType.NO):
         raise RuntimeError(
             f"{world} processes were launched, accelerate sees {accelerator.num_processes} ({accelerator.distributed_type}): they would "
@@ -88,13 +92,33 @@ def no_zero_init() -> None:
     unset_hf_deepspeed_config()
 
 
+def _check_parallel() -> None:
+    for name, what in (
+        ("MEGATRON_LM", "Megatron-LM"),
+        ("PARALLELISM_CONFIG", "a parallelism_config (tensor, context or pipeline parallelism)"),
+    ):
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true":
+            raise RuntimeError(
+                f"{what} was launched; processes share rows here, and nothing else. Launch with one of recipes/accelerate/*.yaml"
+            )
+
+
+def _check_dtypes(config: dict[str, Any]) -> None:
+    if cast := [one for one in ("bf16", "fp16") if config.get(one, {}).get("enabled") not in (None, False, "auto")]:
+        raise RuntimeError(
+            f"the DeepSpeed config turns {cast[0]} on, which would cast the weights that are trained. Leave it out, and set train.precision=bf16"
+        )
+
+
 def _check_deepspeed() -> None:
     if importlib.util.find_spec("deepspeed") is None:
         raise RuntimeError(
             "DeepSpeed was launched and is not installed: pip install 'draftsmith[deepspeed]', or launch with ddp.yaml or fsdp2.yaml"
         )
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "0":
-        raise RuntimeError("DeepSpeed was launched with ZeRO stage 0, which shards nothing; launch with ddp.yaml, or ask for stage 1, 2 or 3")
+        raise RuntimeError(
+            "DeepSpeed was launched with ZeRO stage 0, which shards nothing; launch with ddp.yaml, or ask for stage 1, 2 or 3"
+        )
 
 
 def _check_fsdp() -> None:
