@@ -106,7 +106,7 @@ def target(recipe: str) -> list[list[float]]:
 
     with launched("no") as accelerator:
         model = load(load_recipe(recipe).target.model, device=accelerator.device).model
-        return gather_object([[float(one.double().sum()) for one in model.parameters()]])
+        return gather_object([[float(one.detach().double().sum()) for one in model.parameters()]])
 
 
 def numbers(case: str) -> dict[str, Any]:

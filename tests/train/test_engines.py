@@ -18,13 +18,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
+from draftsmith.distill import DistillDraft, WholeDraft, collate
+from draftsmith.distill.making.drafts import recomputed
+from draftsmith.distill.making.lora import with_lora
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
+from draftsmith.specdec.models import blocks
 from draftsmith.train import run
 from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, SHARDED, table
 from draftsmith.train.launch import make_accelerator
 from ranks import HOSTILE, SEVERAL, Ranks, ranks
 from runs import told, weights, write_run
+from steps import ROWS
+from tiny import tiny
 
 SHARDS = [one for one in SEVERAL if one in SHARDED]
 WORDS = ["train.epochs=2", "train.batch_size=2", "train.save_every=2", "train.evaluate_every=2"]
@@ -85,6 +91,35 @@ def test_blocks_that_are_made_again_give_the_same_bits(alone: Any) -> None:
         name: one for name, one in once.items() if name != "calls"
     }
     assert (once["calls"], again["calls"]) == (15, 25)  # 10 micro-batches and 5 that are held out
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_blocks_of_whole_models_and_adapters_are_made_again(adapters: bool) -> None:
+    slopes = []
+    for again in (False, True):
+        model = with_lora(tiny(seed=1), 2, 4, "all-linear") if adapters else tiny(seed=1)
+        objective = DistillDraft(WholeDraft(model), tiny())
+        calls: list[int] = []
+        blocks(objective.draft.model)[1][0].mlp.register_forward_pre_hook(lambda module, args, calls=calls: calls.append(1))  # type: ignore[misc]
+        if again:
+            recomputed(objective.draft)
+        objective.loss(collate(ROWS)).total.backward()
+        assert len(calls) == 1 + again
+        slopes.append([one.grad for one in objective.trainable.parameters() if one.requires_grad])
+    assert len(slopes[0]) == len(slopes[1]) > 2
+    assert all(torch.equal(*both) for both in zip(*slopes, strict=True))
+
+
+def test_gradient_checkpointing_may_change_between_two_calls_and_is_not_for_exits(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    recipe = load_recipe(path, ["train.gradient_checkpointing=blocks"])
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / "recipe.yaml").write_text(load_recipe(path).dump().replace("  gradient_checkpointing: none\n", ""))
+    run.same_run(recipe)
+    with pytest.raises(ValueError, match="another train"):
+        run.same_run(load_recipe(path, ["train.epochs=9"]))
+    with pytest.raises(ValueError, match="gradient_checkpointing is not offered for a draft of kind exits"):
+        load_recipe(path, ["train.gradient_checkpointing=blocks", *REFUSED["draft.kind: exits"]])
 
 
 @pytest.mark.parametrize("engine", SHARDS)
@@ -151,7 +186,7 @@ def test_a_target_is_whole_on_every_process_whatever_the_launcher_said(undisturb
         found = several.run(engine, "target", tmp_path / engine, undisturbed)
         assert not any(found.codes), "\n".join(found.stderr)
         model = load(undisturbed.parent / "target").model
-        assert found.told == [[float(one.double().sum()) for one in model.parameters()]] * 2
+        assert found.told == [[float(one.detach().double().sum()) for one in model.parameters()]] * 2
 
 
 REFUSED = {
