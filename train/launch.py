@@ -68,9 +68,7 @@ def make_accelerator(precision: str, processes: int = 0) -> Accelerator:
     if zero:
         no_zero_init()
         _check_dtypes(accelerator.state.deepspeed_plugin.deepspeed_config)
-    accelerator.gradient_accumulation_steps = (
-        1  # the launcher may say otherwise, and accelerate would divide once more than the loop
-    )
+    accelerator.gradient_accumulation_steps = 1  # whatever the launcher says: accelerate would divide by it, too
     if accelerator.num_processes != world or (world > 1 and accelerator.distributed_type == DistributedType.NO):
         raise RuntimeError(
             f"{world} processes were launched, accelerate sees {accelerator.num_processes} ({accelerator.distributed_type}): they would "
@@ -130,7 +128,7 @@ def _check_fsdp() -> None:
             "fsdp_activation_checkpointing was launched, which renames the weights that a checkpoint holds. Leave it out, and set "
             "train.gradient_checkpointing=blocks"
         )
-    # transformers would load weights on the first process alone, and the target of the others, which nobody shards, would be noise.
+    # With it transformers leaves what a checkpoint lacks to the first process and to FSDP, which never sees the target.
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -259,6 +260,7 @@ def test_a_launch_that_cannot_be_kept_is_refused(what: str, monkeypatch: pytest.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=said):
         make_accelerator("no")
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == ("false" if what == "FSDP2 on a CPU" else "true")
 
 
 def test_a_launcher_that_accumulates_does_not_divide_again(monkeypatch: pytest.MonkeyPatch) -> None:
