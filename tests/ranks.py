@@ -156,6 +156,8 @@ def _started(asked: dict[str, Any], rank: int, port: int) -> int:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | asked["launch"] | ON_A_CPU[asked["engine"]] | HOSTILE
     if asked["engine"] == "fsdp2":
         _shards_on_a_cpu()
+    if asked["engine"] == "zero3":
+        _parts_of_everything()
     code = 1
     try:
         told = JOBS[asked["job"]](*asked["words"])
@@ -183,6 +185,19 @@ def _shards_on_a_cpu() -> None:
     PartialState._prepare_backend = lambda self, cpu, sm, backend=None: ("gloo", DistributedType.MULTI_GPU)  # type: ignore[method-assign]
     PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))  # type: ignore[method-assign]
     launch._no_sharding_on_a_cpu = lambda: None
+
+
+def _parts_of_everything() -> None:
+    """ZeRO-3 leaves weights of less than 100,000 numbers whole, which are all that a tiny model has."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    inner = DeepSpeedPlugin.__post_init__
+
+    def made(self: DeepSpeedPlugin) -> None:
+        inner(self)
+        self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+
+    DeepSpeedPlugin.__post_init__ = made
 
 
 if __name__ == "__main__":

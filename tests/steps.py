@@ -10,7 +10,7 @@ from draftsmith.distill import CutDraft, DistillDraft, collate
 from draftsmith.distill.making.drafts import in_float32, recomputed
 from draftsmith.recipes.schema import Train
 from draftsmith.train.data.plan import micro_batches
-from draftsmith.train.engines import engine, gathered, prepared
+from draftsmith.train.engines import engine, gathered, prepared, size
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import evaluate, train
 from tiny import tiny
@@ -56,10 +56,13 @@ def taught(case: str) -> dict[str, Any]:
             objective, optimizer, lambda step: micro_batches(STEPS[step], 2, rank, world), start=0, steps=len(STEPS), settings=settings,
             accelerator=accelerator, after=records.append,
         )  # fmt: skip
+        every = list(objective.trainable.parameters())
+        held = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in every)
+        parts = held < sum(map(size, every))
         held_out = evaluate(objective, [collate([row]) for row in ROWS], accelerator)
         whole = gathered(objective.trainable, accelerator) or accelerator.unwrap_model(objective.trainable).state_dict()
         return {
-            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "held_out": held_out,
+            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "parts": parts, "held_out": held_out,
             "weights": {name: float(one.double().norm()) for name, one in whole.items()}, "dtypes": sorted({str(one.dtype) for one in whole.values()}),
             "steps": [{"loss": one.loss, "norm": one.grad_norm, "scored": one.scored} for one in records],
         }  # fmt: skip

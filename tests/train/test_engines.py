@@ -71,6 +71,7 @@ def test_loss_norm_weights_and_held_out_figures_are_those_of_one_process(
     found = numbers(several, engine, "fp32", tmp_path)
     assert (found["engine"], found["processes"]) == (engine, 2)
     assert found["layers"] == alone["fp32"]["layers"] == ["torch.float32"]
+    assert found["parts"] == (engine in SHARDED)
     assert [one["scored"] for one in found["steps"]] == [32, 1, 0, 20, 32]
     for what in ("steps", "held_out"):
         assert close(found[what], alone["fp32"][what], 1e-5), what
