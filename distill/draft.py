@@ -94,16 +94,16 @@ class DistillDraft:
         # Autocast is over here, and accelerate makes float32 of what comes out of it. The head reads what its weights are in; the losses
         # are computed in float32 whatever that is.
         hidden = self.trainable(*self.draft.inputs(batch)).to(self.draft.head.linear.weight.dtype)
-        narrow = self._narrow if self.trainable.training else None
+        narrow = self._narrow if self.draft.training else None  # DeepSpeed's wrapper does not know its own
         (head, learned), asked, taught = self._head(), self.asked, signal
         total_head = head
         if narrow is not None:
             total_head, learned, asked, taught = narrow.ours, [], asked._replace(ids=None), signal.within(narrow.ids, narrow.theirs)
         said = columns(batch.ids.roll(-1, 1)[batch.scored], asked.ids if narrow is None else narrow.ids)
         total = scored_loss(hidden, total_head, taught, asked, learned, said)
-        each = judged(hidden, head, signal, self.asked, JUDGED if self.trainable.training else None)
+        each = judged(hidden, head, signal, self.asked, JUDGED if self.draft.training else None)
         metrics = sums(each) | {"scored": torch.tensor(float(len(hidden)))}
-        return Loss(total, metrics, None if self.trainable.training else each)
+        return Loss(total, metrics, None if self.draft.training else each)
 
     def _head(self) -> tuple[Logits, Sequence[Tensor]]:
         """What makes logits of the draft's hidden states, and which tensors of it are taught."""
@@ -111,9 +111,10 @@ class DistillDraft:
             return self.draft.head.rows_of(self.asked.ids)
         return self._frozen, self._learned
 
-    def save(self, folder: Path) -> None:
-        """A plain transformers folder plus drafter.json."""
-        save_draft(self.draft.whole(), folder, self.origin, self.asked.ids)
+    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """A plain transformers folder plus drafter.json; of `weights`, where they were gathered from processes that have parts of them."""
+        model = self.draft.whole() if weights is None else self.draft.whole(weights)
+        save_draft(model, folder, self.origin, self.asked.ids)
 
 
 def save_draft(model: PreTrainedModel, folder: Path, origin: Origin | None = None, ids: Tensor | None = None) -> None:

@@ -125,7 +125,7 @@ class DistillExits:
         seen = self.exits.watch(batch)
         # An accelerator hands out float32, and the head reads what its own weights are in.
         hidden = [one.to(seen.last.dtype) for one in self.trainable(seen, batch)]
-        training = self.trainable.training
+        training = self.exits.training  # DeepSpeed's wrapper does not know its own
         total, found = self._chunks(batch, seen.last, hidden, training)
         if training:
             heard = Dense(seen.last, self.head)

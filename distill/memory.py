@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
-from draftsmith.distill.making.drafts import CutDraft, in_float32
+from draftsmith.distill.making.drafts import CutDraft, in_float32, recomputed
 from draftsmith.distill.making.lora import made_where_they_stay, with_lora
 from draftsmith.distill.signal import Dense
 
@@ -49,17 +49,20 @@ class Memory(NamedTuple):
 def predict(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, rows: int, length: int, scored: int, asked: Asked, *,
     dtype: torch.dtype = torch.float32, support: int = 0, listens: bool = True, accumulate: int = 1, bf16: bool = False,
-    device: str = "cpu", lora: Mapping[str, Any] | None = None,
+    device: str = "cpu", recompute: bool = False, lora: Mapping[str, Any] | None = None,
 ) -> Memory:  # fmt: skip
     """A micro-batch of `rows` x `length` tokens, `scored` of them, for a draft of some of the target's layers, or one with a config.
 
     `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
-    step. `bf16`: trained under autocast. `lora`: settings of `with_lora`, where a draft with a config is trained through adapters.
+    step. `bf16`: trained under autocast. `recompute`: with gradient checkpointing. `lora`: settings of `with_lora`, where a draft with a
+    config is trained through adapters.
     Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
     no weight read or made; ValueError where a forward asks for numbers.
     """
     try:
-        return _dry_run(target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, lora)
+        return _dry_run(
+            target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, recompute, lora
+        )
     except RuntimeError as error:
         raise ValueError(
             f"what a {target.model_type} takes cannot be predicted, for it does not run on tensors without numbers: {str(error).splitlines()[0]}"
@@ -68,13 +71,15 @@ def predict(
 
 def _dry_run(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
-    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str,
+    dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str, recompute: bool,
     lora: Mapping[str, Any] | None,
 ) -> Memory:  # fmt: skip
     rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
         model = without_numbers(target, dtype).eval().requires_grad_(False)
         step = _Step(model, draft, asked, dtype, support, bf16, lora)
+        if recompute:
+            recomputed(step.draft)
         parameters = [one for one in step.draft.parameters() if one.requires_grad]
         moments = [torch.zeros_like(one) for one in parameters for _ in range(2)]
         if accumulate > 1:

@@ -112,6 +112,10 @@ class Recipe(Closed):
                 "exits are taught by the last layer of the same forward that gives their states, so what the target said is of no use on "
                 f"disk: a draft of kind exits needs train.teacher live, found {self.train.teacher}"
             )
+        if self.train.gradient_checkpointing != "none":
+            raise ValueError(
+                "train.gradient_checkpointing is not offered for a draft of kind exits: its blocks belong to the target, or are single"
+            )
         if self.train.on_policy is not None:
             raise ValueError("train.on_policy is not offered for a draft of kind exits: several exits would each write other rows")
         if self.export.exit and self.export.exit not in [one.layer for one in self.draft.exits]:

@@ -47,6 +47,10 @@ class Train(Closed):
     top_k: Positive = Field(32, description="ids that a stored teacher knows of each position; about 4 bytes each")
     support: Literal["all", "answers"] = Field("all", description="answers: the losses see the ids that occur in the answers only")
     precision: Literal["no", "bf16"] = "no"
+    gradient_checkpointing: Literal["none", "blocks"] = Field(
+        "none",
+        description="blocks: what is made in a block of the draft is made again for its backward; the same numbers, less memory, more time",
+    )
     evaluate_every: Positive = 50
     save_every: Positive = 50
     keep: Positive = 2

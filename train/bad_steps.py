@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 
 from draftsmith.distill import Batch
 from draftsmith.recipes import runs
@@ -46,15 +46,6 @@ def keys(micro: list[Batch], accelerator: Accelerator) -> list[str]:
                 f"{place.key.hex()} ({place.scored} scored of {len(ids)} tokens: {' '.join(map(str, ids[:8].tolist()))} ...)"
             )
     return gather_object(mine)
-
-
-def check_skips(most: int, accelerator: Accelerator) -> None:
-    """DeepSpeed has moved the weights by the time that anybody sees the norm."""
-    if most and accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise ValueError(
-            f"train.skip_bad_steps={most} asked with DeepSpeed, which steps inside its backward: a bad step would be in the weights. "
-            "Launch with --multi_gpu, or set train.skip_bad_steps=0"
-        )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from draftsmith.distill import Objective
 from draftsmith.recipes import runs
 from draftsmith.recipes.checksums import damage, write_sums
 from draftsmith.recipes.files import remove_whole, whole_folder, write_whole
+from draftsmith.train.engines import gathered, trainer
 
 
 def save(
@@ -45,10 +46,13 @@ def save(
     with whole_folder(place, needs) if main else contextlib.nullcontext(place.with_name(f".{place.name}.writing")) as beside:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(beside / "trainer"))
+        weights = gathered(objective.trainable, accelerator)
+        save: Any = objective.save  # one that can be sharded takes its whole weights, too
         if main:
             with torch.random.fork_rng():  # building the draft draws random weights; the run must not see that
-                objective.save(beside / "draft")
-            (beside / "state.json").write_text(json.dumps({"step": step, "held_out": held_out, "plan": plan}, indent=1) + "\n")
+                save(beside / "draft") if weights is None else save(beside / "draft", weights)
+            about = {"step": step, "held_out": held_out, "plan": plan, "trainer": trainer(accelerator)}
+            (beside / "state.json").write_text(json.dumps(about, indent=1) + "\n")
         accelerator.wait_for_everyone()  # what the others write is there before it is counted
         if main:
             write_sums(beside)

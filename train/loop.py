@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from draftsmith.distill import Batch, Objective
 from draftsmith.distill.block_length import block_sums
 from draftsmith.recipes.schema import Train
 from draftsmith.train.bad_steps import Skips, keys
+from draftsmith.train.engines import bare, clipped, micro_batch, shares, stepped
 
 
 class Record(NamedTuple):
@@ -53,8 +53,7 @@ def train(
             group["lr"] = rate
         sums = gradient(objective, micro := batches(step), accelerator)
         loss, scored = sums["loss"] / max(sums["scored"], 1), int(sums["scored"])
-        clipped = accelerator.clip_grad_norm_(parameters, settings.clip)
-        norm = float(clipped if clipped is not None else engine.get_global_grad_norm())  # DeepSpeed clips by itself
+        norm = clipped(parameters, settings.clip, accelerator) or 0.0
         bad = None if math.isfinite(loss) and math.isfinite(norm) else keys(micro, accelerator)
         if bad is not None and not (skips and skips.take(step + 1)):
             raise FloatingPointError(
@@ -63,7 +62,13 @@ def train(
                 "train.learning_rate is another run (name=...)"
             )
         if scored and bad is None:  # a step without scored tokens is counted by its record, and moves nothing
-            optimizer.step()
+            known = stepped(engine, optimizer, accelerator)
+            norm = norm if known is None else known
+            if not math.isfinite(norm):
+                raise FloatingPointError(
+                    f"step {step + 1}: loss {loss}, gradient norm {norm}, of the rows {'; '.join(keys(micro, accelerator))}. DeepSpeed has stepped "
+                    "with it, and nothing was written. Another train.learning_rate is another run (name=...)"
+                )
         optimizer.zero_grad(set_to_none=True)
         speed = scored / (time.perf_counter() - clock)
         means = {name: sums[name] / max(sums["judged"], 1) for name in ("acceptance", "agreement")}
@@ -85,9 +90,9 @@ def gradient(objective: Objective, micro: list[Batch], accelerator: Accelerator)
     sums: dict[str, torch.Tensor] = {}
     for number, batch in enumerate(micro):
         last = number + 1 == len(micro)
-        with contextlib.nullcontext() if last else accelerator.no_sync(objective.trainable):
+        with micro_batch(objective.trainable, last, accelerator) as backward:
             loss = objective.loss(batch.to(device))
-            accelerator.backward(loss.total * scale)
+            backward(loss.total * scale)
         for name, value in {"loss": loss.total.detach(), **loss.metrics}.items():
             sums[name] = sums.get(name, torch.zeros((), device=device)) + value.to(device)
     reduced = accelerator.reduce(torch.stack([value.float() for value in sums.values()]), "sum")
@@ -107,13 +112,13 @@ def evaluate(objective: Objective, batches: list[Batch], accelerator: Accelerato
         "loss", "acceptance", "acceptance_at_most", "agreement", *BLOCKS, *(f"{part}/{one}" for part in parts for one in OF_A_PART), "scored",
     )  # fmt: skip
     sums = dict.fromkeys(names, 0.0)
-    # On the bare module: a wrapped one talks to the other processes at each forward, and they have other numbers of batches.
+    # On the bare module where it has its weights: a wrapped one would talk to the other processes for nothing.
     wrapped = objective.trainable
-    objective.trainable = accelerator.unwrap_model(wrapped)
+    objective.trainable = bare(wrapped, accelerator)
     objective.trainable.eval()  # no dropout: held-out figures are of the draft as it will be served
-    for batch in batches[accelerator.process_index :: accelerator.num_processes]:
+    for batch, counts in shares(batches, accelerator):
         for name, value in _figures(objective, batch.to(accelerator.device), k, parts).items():
-            if name in sums:
+            if name in sums and counts:
                 sums[name] += float(value)
     objective.trainable.train()
     objective.trainable = wrapped

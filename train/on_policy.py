@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from draftsmith.distill import DistillDraft, collate
@@ -141,15 +141,3 @@ def mixed(
     )  # fmt: skip
     schedule = Schedule(own.share, own.refresh_every, own.rows, recipe.seed)
     return Mixture(plan.step, plan.steps, size, schedule, prompts, write, ends, told)
-
-
-def check_launch(accelerator: Accelerator) -> None:
-    """A process writes rows with the whole draft at hand; of sharded weights it holds a part."""
-    plugin = accelerator.state.deepspeed_plugin
-    zero3 = accelerator.distributed_type == DistributedType.DEEPSPEED and plugin.zero_stage == 3
-    if zero3 or accelerator.distributed_type in (DistributedType.FSDP, DistributedType.MEGATRON_LM):
-        how = "DeepSpeed ZeRO-3" if zero3 else accelerator.distributed_type.value
-        raise ValueError(
-            f"train.on_policy asked with {how}, which leaves each process a part of the draft's weights: it could write no rows. "
-            "Launch with --multi_gpu or with ZeRO stage 2 at most, or leave train.on_policy out"
-        )

@@ -20,6 +20,7 @@ from draftsmith.recipes import Recipe, runs
 from draftsmith.recipes.files import append_lines, sync, write_whole
 from draftsmith.train import exits
 from draftsmith.train.data.plan import Order, Rows
+from draftsmith.train.engines import LAUNCHED, engine, size
 
 
 class Log:
@@ -48,9 +49,10 @@ class Log:
 def banner(rows: Rows, plan: Order, start: int, accelerator: Accelerator, folder: Path, processes: int = 0) -> None:
     scored = sum(row.scored for row in rows.train)
     left_out = ", ".join(f"{count} {why}" for why, count in rows.left_out.items() if count) or "none"
+    how = f", {LAUNCHED[name]}" if (name := engine(accelerator)) in LAUNCHED else ""
     counted = "".join(f"{count} {what}; " for what, count in rows.counted.items())
     print(
-        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}{', as train.processes says,' if processes else ''} on {accelerator.device}, {torch.get_num_threads()} threads each; "
+        f"{accelerator.num_processes} process{'es' if accelerator.num_processes > 1 else ''}{', as train.processes says,' if processes else ''} on {accelerator.device}{how}, {torch.get_num_threads()} threads each; "
         f"{len(rows.train)} rows ({scored} scored tokens), {len(rows.held_out)} held out, left out: {left_out}; "
         f"{counted}{plan.steps} steps{f', going on from step {start}' if start else ''}; results in {folder}"
     )
@@ -96,9 +98,9 @@ def environment(
     return {
         "target": recipe.target.model, "target_revision": identity, "argv": sys.argv, "commit": commit or "unknown",
         "python": platform.python_version(), "machine": platform.processor() or platform.machine(), "device": str(accelerator.device),
-        "processes": accelerator.num_processes, "threads": torch.get_num_threads(), "precision": recipe.train.precision,
+        "processes": accelerator.num_processes, "engine": engine(accelerator), "threads": torch.get_num_threads(), "precision": recipe.train.precision,
         "versions": {name: metadata.version(name) for name in packages},
-        "draft": describe(draft), "trainable_parameters": sum(one.numel() for one in draft.parameters() if one.requires_grad),
+        "draft": describe(draft), "trainable_parameters": sum(size(one) for one in draft.parameters() if one.requires_grad),
         "rows": len(rows.train), "held_out_rows": len(rows.held_out), "left_out": rows.left_out,
         "longest_row": longest_row(rows), "scored_tokens": sum(row.scored for row in rows.train), "counted": rows.counted,
     }  # fmt: skip

@@ -16,7 +16,7 @@ from draftsmith.distill import Batch, DistillDraft, DistillExits, LiveTeacher
 from draftsmith.distill.batch import in_batches
 from draftsmith.distill.draft import Origin
 from draftsmith.distill.making.cut import check_layers
-from draftsmith.distill.making.drafts import in_float32
+from draftsmith.distill.making.drafts import in_float32, recomputed
 from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
 from draftsmith.distill.packing import check_packing
@@ -27,14 +27,15 @@ from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.models import load, real_ids
 from draftsmith.specdec.places import revision
 from draftsmith.train import checkpoint, exits
-from draftsmith.train.bad_steps import Skips, check_skips, last_good_named
+from draftsmith.train.bad_steps import Skips, last_good_named
 from draftsmith.train.choice import Choice
 from draftsmith.train.company import company
 from draftsmith.train.data.plan import Order, Rows, micro_batches
+from draftsmith.train.engines import check_engine, check_trainer, prepared
 from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
-from draftsmith.train.on_policy import check_launch, mixed
+from draftsmith.train.on_policy import mixed
 from draftsmith.train.record import Log, banner, environment, reach
 from draftsmith.train.rows import ordered
 from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
@@ -43,13 +44,8 @@ from draftsmith.train.trackers import begin, check_trackers, track
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-AT_FAULTS = {
-    "on_damage",
-    "processes",
-    "skip_bad_steps",
-    "lost_after",
-    "trackers",
-}  # of train: what is done when something breaks may change too
+# of train: no weight hangs on these
+FREE = {"on_damage", "processes", "skip_bad_steps", "lost_after", "trackers", "gradient_checkpointing"}
 
 
 def same_run(recipe: Recipe) -> None:
@@ -59,7 +55,7 @@ def same_run(recipe: Recipe) -> None:
         return
     before, now = (yaml.safe_load(text) for text in (written.read_text(encoding="utf-8"), recipe.dump()))
     for one in (before, now):
-        one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in AT_FAULTS}
+        one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in FREE}
     if changed := [key for key in LEARNED if before.get(key) != now[key]]:
         raise ValueError(
             f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
@@ -89,10 +85,9 @@ def run_training(recipe: Recipe) -> Path:
 def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     settings, folder, held = recipe.train, recipe.folder, resident()
     same_run(recipe)
-    if settings.on_policy is not None:
-        check_launch(accelerator)
-    check_skips(settings.skip_bad_steps, accelerator)
+    check_engine(recipe, accelerator)
     checkpoint.sound(folder, settings.on_damage, accelerator)
+    check_trainer(folder, accelerator)
     torch.manual_seed(recipe.seed)
     target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
@@ -109,6 +104,8 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         taught.begin()
     if settings.precision != "no" and not isinstance(objective, DistillExits):  # heads see to it themselves
         in_float32(objective.draft)
+    if settings.gradient_checkpointing == "blocks":
+        recomputed(objective.draft)
     optimizer = torch.optim.AdamW(
         [one for one in taught.draft.parameters() if one.requires_grad],
         lr=settings.learning_rate,
@@ -119,7 +116,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     choice, skips = Choice(settings.select, settings.patience), Skips(settings.skip_bad_steps)
     mixture = mixed(recipe, plan, seen.size, seen.rows.train, objective, target, tokenizer, accelerator, log.write)
     accelerator.register_for_checkpointing(*(one for one in (choice, skips, mixture) if one is not None))
-    objective.trainable, optimizer = accelerator.prepare(objective.trainable, optimizer)
+    objective.trainable, optimizer = prepared(objective.trainable, optimizer, settings, seen.accumulate, accelerator)
     steps_of = {"size": plan.size, "steps": plan.steps, "rows": plan.fingerprint}
     done = checkpoint.resume(folder, accelerator, steps_of, settings.keep, choice.by)
     log.goes_on_from(done)

@@ -116,7 +116,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
     try:
         return predict(
             draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
-            bf16=train.precision == "bf16", device=accelerator.device.type,
+            bf16=train.precision == "bf16", device=accelerator.device.type, recompute=train.gradient_checkpointing == "blocks",
             lora=lora.model_dump() if lora is not None else None,
         )  # fmt: skip
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from draftsmith.distill.making.cut import build, cut, speak_like, untied
 from draftsmith.distill.making.lora import adapted, merged
 from draftsmith.distill.making.pad_rows import with_rows
 from draftsmith.distill.packing import apart
-from draftsmith.specdec.models import output_rows
+from draftsmith.specdec.models import blocks, output_rows
 
 
 class CutDraft(nn.Module):
@@ -45,6 +46,7 @@ class CutDraft(nn.Module):
                 "train it with its own, as WholeDraft"
             )
         self.config = model.config
+        self._no_split_modules = sorted({type(one).__name__ for one in blocks(model)[1]})  # FSDP shards a block at a time
         self.body = getattr(model, model.base_model_prefix)
         self.map = nn.Linear(width, width, bias=False, device=target.device, dtype=target.dtype)
         nn.init.eye_(self.map.weight)
@@ -68,13 +70,19 @@ class CutDraft(nn.Module):
             return embedding(batch.ids), batch.scored, batch.documents
 
     @torch.no_grad()
-    def whole(self) -> PreTrainedModel:
-        """The draft as a plain model of the target's class; its head is the target's times the map."""
-        plain = bool(torch.equal(self.map.weight, torch.eye(len(self.map.weight), device=self.map.weight.device)))
+    def whole(self, weights: Mapping[str, Tensor] | None = None) -> PreTrainedModel:
+        """The draft as a plain model of the target's class; its head is the target's times the map.
+
+        `weights` are those of this module, in its place, where it has only parts of them itself (FSDP2, ZeRO-3).
+        """
+        weights = self.state_dict() if weights is None else weights
+        across = weights["map.weight"].to(self.target.device)
+        plain = bool(torch.equal(across, torch.eye(len(across), device=across.device)))
         model = build(copy.deepcopy(self.config) if plain else untied(self.config), self.target)
         body: Any = getattr(model, model.base_model_prefix)
         embedding, theirs = body.get_input_embeddings(), self.target.get_input_embeddings()
-        missing = body.load_state_dict(self.body.state_dict(), strict=False)
+        own_body = {name.removeprefix("body."): one for name, one in weights.items() if name.startswith("body.")}
+        missing = body.load_state_dict(own_body, strict=False)
         expected = [name for name, one in body.named_parameters() if one is embedding.weight]
         if missing.unexpected_keys or missing.missing_keys != expected:
             raise RuntimeError(f"the trained layers do not fit the draft: {missing}")
@@ -83,7 +91,7 @@ class CutDraft(nn.Module):
         if own.weight is not embedding.weight:
             own.load_state_dict(self.head.linear.state_dict())
             if not plain:
-                own.weight.copy_(self.head.linear.weight.to(self.map.weight.dtype) @ self.map.weight)
+                own.weight.copy_(self.head.linear.weight.to(across.dtype) @ across)
         return model
 
 
@@ -131,6 +139,12 @@ def in_float32(draft: nn.Module) -> None:
     for one in draft.parameters():
         if one.requires_grad:
             one.data = one.data.float()
+
+
+def recomputed(draft: Any) -> None:
+    """Keep what goes into each block for the backward, and not what is made in it, which is made again there: the same numbers."""
+    model = draft.body if isinstance(draft, CutDraft) else draft.model if isinstance(draft, WholeDraft) else draft
+    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def _without_frozen(draft: Any, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -52,6 +52,14 @@ def test_what_stays_is_counted_to_the_byte() -> None:
     assert (mixed.target, mixed.draft, mixed.gradients) == (found.target // 2, weights, weights), "what is trained is in float32"
 
 
+def test_blocks_that_are_made_again_keep_only_what_goes_into_them() -> None:
+    asked: Any = {"rows": 2, "length": 64, "scored": 20, "asked": ASKED}
+    kept, again = predict(CONFIG, [0, 3], **asked), predict(CONFIG, [0, 3], **asked, recompute=True)
+    assert again.activations < 0.6 * kept.activations
+    assert again.total < kept.total
+    assert again._replace(activations=0, total=0) == kept._replace(activations=0, total=0)
+
+
 def test_each_part_grows_with_what_it_is_of() -> None:
     def of(rows: int = 2, length: int = 64, scored: int = 100, chunk: int = 32, **more: object) -> object:
         return predict(CONFIG, [0, 3], rows, length, scored, ASKED._replace(chunk=chunk), **more)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from draftsmith.distill import Batch, CutDraft, DistillDraft, Loss, collate
 from draftsmith.recipes import runs
 from draftsmith.recipes.schema import Train
-from draftsmith.train.bad_steps import Skips, check_skips
+from draftsmith.train import engines
+from draftsmith.train.bad_steps import Skips
 from draftsmith.train.loop import Record, train
 from draftsmith.train.stored.shards import places
 from runs import inside, told, write_run
@@ -77,17 +78,56 @@ def test_what_was_passed_over_is_part_of_a_checkpoint() -> None:
     again.load_state_dict(json.loads(json.dumps(skips.state_dict())))
     assert [again.take(step) for step in (5, 6)] == [True, False]
     assert again.steps == [3, 5]
-    check_skips(1, Accelerator(cpu=True))
 
 
-def test_deepspeed_is_refused_for_it_steps_before_anybody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate.utils import DistributedType
+class Engine(torch.nn.Module):
+    """What the loop asks of DeepSpeed's engine."""
 
-    accelerator = Accelerator(cpu=True)
-    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
-    check_skips(0, accelerator)
-    with pytest.raises(ValueError, match=r"skip_bad_steps=3 asked with DeepSpeed"):
-        check_skips(3, accelerator)
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module, self.steps = module, 0
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.module(*inputs)
+
+    def set_gradient_accumulation_boundary(self, last: bool) -> None: ...
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        assert not scale_wrt_gas
+        loss.backward()
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def get_global_grad_norm(self) -> float:
+        return float(torch.nn.utils.get_total_norm([one.grad for one in self.parameters() if one.grad is not None]))
+
+
+@pytest.mark.parametrize("slope", [True, False])
+def test_deepspeed_steps_before_anybody_sees_the_norm_and_never_with_a_bad_loss(
+    slope: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny()
+    objective = DistillDraft(CutDraft(target, [0, 1]), target)
+    objective.trainable = engine = Engine(objective.trainable)
+    whole, accelerator = objective.loss, Accelerator(cpu=True)
+
+    def loss(batch: Batch) -> Loss:
+        made = whole(batch)
+        nothing = made.total - made.total
+        return made._replace(total=made.total + (nothing.sqrt() if slope else nothing / nothing))
+
+    objective.loss = loss  # type: ignore[method-assign]
+    monkeypatch.setattr(engines, "engine", lambda accelerator: "zero2")
+    said = (
+        "gradient norm nan, .* DeepSpeed has stepped with it, and nothing was written" if slope else "Weights are those of step 0"
+    )
+    with pytest.raises(FloatingPointError, match=said):
+        train(
+            objective, torch.optim.AdamW(engine.parameters(), lr=1.0), lambda step: [collate(BAD)], start=0, steps=1, settings=Train(),
+            accelerator=accelerator,
+        )  # fmt: skip
+    assert engine.steps == int(slope)
 
 
 def test_a_whole_run_names_its_last_checkpoint_and_with_leave_goes_on_and_reports(

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from draftsmith.distill import CutDraft, DistillDraft
 from draftsmith.distill.rollout import speaking, write_rows
-from draftsmith.recipes import load_recipe
 from draftsmith.recipes.schema import Train
 from draftsmith.specdec import Sampling
-from draftsmith.train import checkpoint, run
+from draftsmith.train import checkpoint
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Example, Plan, micro_batches
 from draftsmith.train.loop import evaluate, train
 from draftsmith.train.on_policy import Mixture, Schedule, Write, prompts_of, writer
-from runs import launched, write_run
+from runs import launched
 from tiny import tiny
 
 OFF: list[Example] = [([3 + i, 9, 11, *range(20, 26 + i % 5)], 2 + i % 2) for i in range(12)]
@@ -103,28 +98,6 @@ def test_what_cannot_be_is_refused() -> None:
     assert prompts_of([([5, 6, 7, 8], 2), ([5, 6, 9], 2), ([1, 2, 3, 4], 3)], 2) == ([[5, 6]], 1)
     with pytest.raises(ValueError, match="the shortest prompt has 2 tokens, and 1 are left"):
         prompts_of([([5, 6, 7, 8], 2)], 1)
-
-
-@pytest.mark.parametrize(
-    "kind, stage, how",
-    [("FSDP", None, "FSDP"), ("DEEPSPEED", 3, "DeepSpeed ZeRO-3"), ("DEEPSPEED", 2, None), ("MULTI_GPU", None, None)],
-)
-def test_sharded_weights_are_refused_before_anything_is_loaded(
-    kind: str, stage: int | None, how: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = SimpleNamespace(
-        distributed_type=DistributedType(kind),
-        is_main_process=True,
-        num_processes=1,
-        state=SimpleNamespace(deepspeed_plugin=stage and SimpleNamespace(zero_stage=stage)),
-    )
-    recipe = load_recipe(write_run(tmp_path), ["train.on_policy={share: 0.5}"])
-    monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch))
-    monkeypatch.setattr(run, "load", loads := Mock(side_effect=InterruptedError))
-    launch.device = "cpu"
-    with pytest.raises(ValueError if how else InterruptedError, match=f"on_policy asked with {how}, which leaves" if how else None):
-        run.run_training(recipe)
-    assert loads.called == (how is None)
 
 
 def learn(
