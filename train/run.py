@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 import yaml
 from accelerate import Accelerator
 
-from draftsmith.distill import Batch, DistillDraft, DistillExits, LiveTeacher
-from draftsmith.distill.batch import in_batches
-from draftsmith.distill.draft import Origin
+from draftsmith.distill import DistillExits
 from draftsmith.distill.making.cut import check_layers
 from draftsmith.distill.making.drafts import in_float32, recomputed
-from draftsmith.distill.making.vocabulary import Trim
 from draftsmith.distill.memory import measured, resident
-from draftsmith.distill.packing import check_packing
 from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import room_for, writable, write_whole
+from draftsmith.recipes.files import writable, write_whole
 from draftsmith.recipes.paths import find
-from draftsmith.recipes.schema import ExitsDraft
-from draftsmith.specdec.models import load, real_ids
+from draftsmith.specdec.models import load
 from draftsmith.specdec.places import revision
-from draftsmith.train import checkpoint, exits
+from draftsmith.train import checkpoint, exits, say
 from draftsmith.train.bad_steps import Skips, last_good_named
 from draftsmith.train.choice import Choice
 from draftsmith.train.company import company
-from draftsmith.train.data.plan import Order, Rows, micro_batches
+from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.engines import check_engine, check_trainer, prepared
 from draftsmith.train.interrupt import Signals
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import mixed
-from draftsmith.train.record import Log, banner, environment, reach
-from draftsmith.train.rows import ordered
-from draftsmith.train.start import bytes_on_disk, make, start, support, trim, what_a_step_takes
-from draftsmith.train.teachers import taught_by, with_states
+from draftsmith.train.record import Log
+from draftsmith.train.taught import seen_by, taught_by_recipe
 from draftsmith.train.trackers import begin, check_trackers, track
 from draftsmith.train.watch import Watch
 
@@ -97,8 +87,8 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         write_whole(folder / "recipe.yaml", recipe.dump())
-    seen = _seen(recipe, target, tokenizer, name, accelerator)
-    taught = _taught(recipe, target, tokenizer, name, seen, accelerator)
+    seen = seen_by(recipe, target, tokenizer, name, accelerator)
+    taught = taught_by_recipe(recipe, target, tokenizer, name, seen, accelerator)
     objective, plan = taught.objective, seen.plan
     if not runs.steps(folder):
         taught.begin()
@@ -123,7 +113,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     if done:
         plan.go_to(runs.state(runs.steps(folder)[-1])["plan"]["at"])
     if accelerator.is_main_process:
-        _say_what_begins(recipe, seen, taught, done, name, accelerator)
+        say.begins(recipe, seen, taught, done, name, accelerator)
     watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
         begin(recipe, accelerator, done)
@@ -138,96 +128,4 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         if done < plan.steps:
             where = "at most on the GPU" if accelerator.device.type == "cuda" else "more than before, at most"
             print(f"memory: {measured(held, accelerator.device.type) / 1e6:.0f} MB {where}")
-        _say_what_came(recipe, plan, choice)
-
-
-class Seen(NamedTuple):
-    """What the steps see: rows, their order, `size` of them a step on all processes together, as so many micro-batches on each."""
-
-    rows: Rows
-    plan: Order
-    held_out: list[Batch]
-    size: int
-    accumulate: int
-
-
-def _seen(recipe: Recipe, target: Any, tokenizer: Any, name: str, accelerator: Accelerator) -> Seen:
-    settings, data = recipe.train, recipe.data
-    with accelerator.main_process_first():
-        here = settings.batch_size * accelerator.num_processes
-        size = (
-            checkpoint.size(recipe.folder) or here * settings.accumulate
-        )  # a run goes on with its own, on any number of processes
-        rows, plan = ordered(recipe, target, tokenizer, name, size)
-    if data.pack:
-        check_packing(target, data.max_length)
-    held_out = [*in_batches(rows.held_out, accelerator.device)]
-    return Seen(rows, plan, held_out, size, -(-size // here))
-
-
-class Taught(NamedTuple):
-    """What is taught: the objective, its bare module, what the draft may say, the bytes of a checkpoint, and how it starts."""
-
-    objective: Any
-    draft: Any
-    said: Trim | None
-    needs: int
-    begin: Callable[[], None]
-
-
-def _taught(recipe: Recipe, target: Any, tokenizer: Any, name: str, seen: Seen, accelerator: Accelerator) -> Taught:
-    settings, rows = recipe.train, seen.rows
-    said = trim(recipe, rows, target, tokenizer)  # refused before the target is listened to
-    only = support(rows, said) if settings.support == "answers" else None
-    if isinstance(recipe.draft, ExitsDraft):
-        heads = exits.objective_of(recipe, recipe.draft, target, tokenizer, name, only, said)
-        needs = _with_room(recipe, exits.bytes_on_disk(heads))
-        return Taught(heads, heads.exits, said, needs, lambda: exits.start(recipe, heads, rows, seen.held_out, accelerator))
-    states = with_states(recipe, LiveTeacher(target, real_ids(target, tokenizer)), rows, name, accelerator)
-    with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
-        draft = make(recipe, target, states, tokenizer, rows, seen.held_out, accelerator).draft
-    needs = _with_room(recipe, bytes_on_disk(draft))
-    teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
-    objective = DistillDraft(
-        draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
-        said.ids if said else None,
-    )  # fmt: skip
-    return Taught(objective, draft, said, needs, lambda: start(recipe, objective, states, rows, seen.held_out, accelerator))
-
-
-def _with_room(recipe: Recipe, needs: int) -> int:
-    """The bytes of a checkpoint, of which the run's folder has room for as many as are kept."""
-    room_for(recipe.folder, (recipe.train.keep + 2) * needs, recipe.folder / "step-N")
-    return needs
-
-
-def _say_what_begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name: str, accelerator: Accelerator) -> None:
-    folder, objective = recipe.folder, taught.objective
-    about = environment(accelerator, name, recipe, seen.rows, taught.draft)
-    write_whole(folder / "environment.json", json.dumps(about, indent=1) + "\n")
-    banner(seen.rows, seen.plan, done, accelerator, folder, recipe.train.processes)
-    told = isinstance(objective, DistillExits)
-    if told:
-        print(exits.memory(objective))
-    elif far := reach(taught.draft, seen.rows):
-        print(far)
-    expected = (exits.what_a_step_takes if told else what_a_step_takes)(recipe, objective, seen.rows, accelerator)
-    print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
-    if taught.said:
-        print(f"the draft says {taught.said}")
-
-
-def _say_what_came(recipe: Recipe, plan: Order, choice: Choice) -> None:
-    folder = recipe.folder
-    if told := runs.passed_over(folder):
-        print(told)
-    if choice.over:
-        print(f"stopped at {runs.steps(folder)[-1].name} of {plan.steps}: {choice.why()}")
-    if (best := runs.best(folder)) is not None:
-        figures = runs.state(best)["held_out"]
-        print(
-            f"best draft: {best / 'draft'}, held-out acceptance {figures['acceptance']:.3f}, "
-            f"{choice.by} {figures[choice.by]:.3f} tokens a call (k = {recipe.train.k})"
-        )
-        if "parts" in figures:
-            print(f"of its exits: {exits.figures(figures)}")
+        say.came(recipe, plan, choice)
