@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from draftsmith.recipes import Recipe
 PACKAGES = {"comet_ml": "comet-ml"}  # what pip calls those whose name is another one
 
 
-def check_trackers(names: list[str]) -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """ValueError where one is not installed, before anything is loaded: accelerate itself would leave it out and say nothing."""
     known = {str(one) for one in tracking.get_available_trackers()}
     if missing := [name for name in names if name not in known]:
