@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from draftsmith.cli import main
 from draftsmith.recipes import Recipe, load_recipe
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
-from draftsmith.train.export import EXPORTS, proof, prove, prove_gguf
+from draftsmith.train.export import EXPORTS, int8, proof, prove, prove_gguf
 from draftsmith.train.export import push as push_module
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
@@ -208,6 +209,37 @@ def test_both_models_of_a_pair_get_one_tokenizer(
     loaded, tokenizer = load(recipe.target.model)
     drafter = load_drafter(place / "draft.gguf", loaded, tokenizer)
     assert 0 < (drafter.model.lm_head.weight - fit(recipe).draft.lm_head.weight).abs().max() < 0.1  # type: ignore[attr-defined]
+
+
+def test_what_a_quantisation_costs_is_printed_and_in_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = with_export(a_run(tmp_path), split="gpt-2", quantization="q4_0")
+    place = EXPORTS["gguf"](recipe, False)
+    assert "what q4_0 costs in acceptance was not measured: " in capsys.readouterr().out
+    rows = [[{"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"the {i * i} th"}] for i in range(8)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in rows))
+    data = {"prompts": str(tmp_path / "chats.jsonl"), "format": "messages", "words": "others", "held_out": 0.5}
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+    EXPORTS["gguf"](recipe, True)
+    said = re.search(r"q4_0 costs in acceptance: sum min\(p, q\) 0\.\d{4} -> 0\.\d{4} \(change .*", capsys.readouterr().out)
+    assert said
+    assert f"| quantisation | {said[0]} |" in (place / "README.md").read_text()
+    # The change is that of the file's numbers, and not of the draft's.
+    assert "(change +0.0000" not in said[0]
+    assert "(change -0.0000" not in said[0]
+    EXPORTS["gguf"](with_export(recipe, quantization="f32"), False)
+    assert "costs in acceptance" not in capsys.readouterr().out
+
+
+def test_int8_is_refused_where_it_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = with_export(a_run(tmp_path), quantization="int8", split="gpt-2")
+    with pytest.raises(ValueError, match=r"int8 asked of format sglang; transformers and vllm read what torchao writes"):
+        EXPORTS["sglang"](recipe, False)
+    with pytest.raises(ValueError, match=r"int8 asked of format gguf; .* q8_0, with format gguf"):
+        EXPORTS["gguf"](recipe, False)
+    monkeypatch.setattr(int8.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"torchao, which is not installed: pip install 'draftsmith\[int8\]'"):
+        EXPORTS["transformers"](recipe, False)
+    assert not (recipe.folder / "export").exists()
 
 
 def test_a_target_that_is_a_gguf_gives_the_draft_its_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
