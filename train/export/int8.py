@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 from draftsmith.recipes import Recipe
 from draftsmith.specdec.places import quiet
 
-READ_BY = ("transformers", "vllm")  # what reads such a folder; SGLang and OpenVINO were tried with none
+# What reads such a folder, and whether with an int8 head: vLLM 0.32 ends on one, for its heads are no linear layers. SGLang and OpenVINO were
+# tried with none.
+READ_BY = {"transformers": True, "vllm": False}
 
 
 def asked(recipe: Recipe, format: str) -> bool:
@@ -32,14 +34,15 @@ def asked(recipe: Recipe, format: str) -> bool:
     return True
 
 
-def quantised(draft: PreTrainedModel, beside: Path) -> PreTrainedModel:
-    """The draft with each matrix, its own head included, as int8 with a scale a row. Embeddings stay, and a head that is one.
+def quantised(draft: PreTrainedModel, beside: Path, format: str) -> PreTrainedModel:
+    """The draft with the matrices of its layers, and its head where the format's reader takes that, as int8 with a scale a row.
+    Embeddings stay, and a head that is one.
 
     It is loaded as a user would quantise it, from a folder that lives as long as that takes, `beside` the export: on its disk there is room.
     """
     from torchao.quantization import Int8WeightOnlyConfig  # type: ignore[import-not-found,unused-ignore]
 
-    how = TorchAoConfig(Int8WeightOnlyConfig(version=2), include_input_output_embeddings=True)
+    how = TorchAoConfig(Int8WeightOnlyConfig(version=2), include_input_output_embeddings=READ_BY[format])
     with TemporaryDirectory(dir=beside) as place, quiet():
         draft.save_pretrained(place)
         made: Any = AutoModelForCausalLM.from_pretrained(place, quantization_config=how, dtype=draft.dtype, use_safetensors=True)
