@@ -67,7 +67,6 @@ def test_a_draft_is_taken_and_accepted_as_in_our_decoder(
     calls = sum(len(row) - 1 for row in ours.rounds)
     accepted = sum(kept for row in ours.rounds for _, kept in row)
     assert (found["drafts"], found["draft_tokens"]) == (calls, K * calls)
-    print(found, accepted)
     if sigma:
         assert 0 < found["accepted_tokens"] < found["draft_tokens"]
         assert found["accepted_tokens"] == accepted
