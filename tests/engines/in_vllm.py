@@ -19,9 +19,10 @@ os.environ |= {
 def main(target: str, config: str, prompts: str, tokens: str) -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
+    dtype = json.loads((Path(target) / "config.json").read_text())["dtype"]  # left to itself vLLM would make float16 of float32
     asked = json.loads(Path(config).read_text()) if config else None
     engine = LLM(
-        model=target, speculative_config=asked, dtype="float32", max_model_len=512, enforce_eager=True, max_num_seqs=1, seed=0,
+        model=target, speculative_config=asked, dtype=dtype, max_model_len=512, enforce_eager=True, max_num_seqs=1, seed=0,
         max_num_batched_tokens=1024, gpu_memory_utilization=0.02, disable_log_stats=False, enable_prefix_caching=False,
     )  # fmt: skip
     how = SamplingParams(temperature=0.0, max_tokens=int(tokens), ignore_eos=True, detokenize=False)

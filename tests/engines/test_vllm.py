@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftsmith.recipes import Recipe
 from draftsmith.specdec import ModelDrafter, generate, load
@@ -35,11 +36,13 @@ def in_vllm(target: str, config: Path | None = None) -> dict[str, Any]:
     return found
 
 
-def pair(place: Path, sigma: float) -> Recipe:
-    """A run whose best draft is its target, with noise."""
+def pair(place: Path, sigma: float, dtype: torch.dtype = torch.float32) -> Recipe:
+    """A run whose best draft is its target, with noise, in float32; the target is kept in `dtype`."""
     recipe = a_run(place, target=WIDE, **WIDE)
+    target = load_model(recipe.target.model)
     with quiet():
-        noisy(load_model(recipe.target.model), sigma).save_pretrained(recipe.folder / "step-4" / "draft")
+        noisy(target, sigma).save_pretrained(recipe.folder / "step-4" / "draft")
+        target.to(dtype).save_pretrained(recipe.target.model)
     return recipe
 
 
@@ -72,3 +75,9 @@ def test_a_draft_is_taken_and_accepted_as_in_our_decoder(
         assert found["accepted_tokens"] == accepted
     else:
         assert found["accepted_tokens"] >= accepted > 30
+
+
+def test_an_int8_draft_is_taken_in_the_dtype_of_its_target(tmp_path: Path) -> None:
+    recipe = with_export(with_chats(pair(tmp_path, 0.05, torch.bfloat16), tmp_path), quantization="int8")
+    found = in_vllm(recipe.target.model, EXPORTS["vllm"](recipe, False) / "speculative-config.json")
+    assert 0 < found["accepted_tokens"] < found["draft_tokens"]

@@ -34,18 +34,19 @@ def asked(recipe: Recipe, format: str) -> bool:
     return True
 
 
-def quantised(draft: PreTrainedModel, beside: Path, format: str) -> PreTrainedModel:
+def quantised(draft: PreTrainedModel, beside: Path, format: str, served: torch.dtype | None = None) -> PreTrainedModel:
     """The draft with the matrices of its layers, and its head where the format's reader takes that, as int8 with a scale a row.
-    Embeddings stay, and a head that is one.
+    Embeddings stay, and a head that is one. vLLM runs the pair in the dtype that the target is kept in, `served`, and ends on scales of another.
 
     It is loaded as a user would quantise it, from a folder that lives as long as that takes, `beside` the export: on its disk there is room.
     """
     from torchao.quantization import Int8WeightOnlyConfig  # type: ignore[import-not-found,unused-ignore]
 
     how = TorchAoConfig(Int8WeightOnlyConfig(version=2), include_input_output_embeddings=READ_BY[format])
+    dtype = draft.dtype if format == "transformers" or served is None else served
     with TemporaryDirectory(dir=beside) as place, quiet():
         draft.save_pretrained(place)
-        made: Any = AutoModelForCausalLM.from_pretrained(place, quantization_config=how, dtype=draft.dtype, use_safetensors=True)
+        made: Any = AutoModelForCausalLM.from_pretrained(place, quantization_config=how, dtype=dtype, use_safetensors=True)
     return made.eval()
 
 

@@ -40,7 +40,7 @@ def write_folder(recipe: Recipe, force: bool, name: str, finish: Callable[[Path,
     place = free_place(recipe, force, f"{name}-int8" if eight else name)
     pair = fit(recipe)
     with whole_folder(place, bytes_of(pair) * (2 if eight else 1)) as beside:
-        draft = int8.quantised(pair.draft, beside, name) if eight else pair.draft
+        draft = int8.quantised(pair.draft, beside, name, pair.target.dtype) if eight else pair.draft
         with quiet():
             draft.save_pretrained(beside)
         pair.tokenizer.save_pretrained(beside)
