@@ -36,7 +36,7 @@ def asked(recipe: Recipe, format: str) -> bool:
 
 def quantised(draft: PreTrainedModel, beside: Path, format: str, served: torch.dtype | None = None) -> PreTrainedModel:
     """The draft with the matrices of its layers, and its head where the format's reader takes that, as int8 with a scale a row.
-    Embeddings stay, and a head that is one. vLLM runs the pair in the dtype that the target is kept in, `served`, and ends on scales of another.
+    Embeddings stay, and a head that is one. vLLM runs the pair in the dtype that the target is kept in, `served`, and ends on tensors of another.
 
     It is loaded as a user would quantise it, from a folder that lives as long as that takes, `beside` the export: on its disk there is room.
     """
