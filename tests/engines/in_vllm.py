@@ -19,7 +19,9 @@ os.environ |= {
 def main(target: str, config: str, prompts: str, tokens: str) -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
-    dtype = json.loads((Path(target) / "config.json").read_text())["dtype"]  # left to itself vLLM would make float16 of float32
+    dtype = json.loads((Path(target) / "config.json").read_text()).get(
+        "dtype", "float32"
+    )  # left to itself vLLM would make float16 of float32
     asked = json.loads(Path(config).read_text()) if config else None
     engine = LLM(
         model=target, speculative_config=asked, dtype=dtype, max_model_len=512, enforce_eager=True, max_num_seqs=1, seed=0,

@@ -27,7 +27,7 @@ from draftsmith.train.export.conditions import fit
 from draftsmith.train.export.gguf_file import read_metadata, read_tensors
 from draftsmith.train.export.servers import splits
 from finished import ROWS, a_run, with_chats, with_export
-from runs import environment
+from runs import environment, inside, write_run
 from tiny import tiny_tokenizer
 
 HERE = {
@@ -215,6 +215,13 @@ def test_int8_is_refused_where_it_cannot_be_read_or_written(tmp_path: Path, monk
     with pytest.raises(ImportError, match=r"torchao, which is not installed: pip install 'draftsmith\[int8\]'"):
         EXPORTS["transformers"](recipe, False)
     assert not (recipe.folder / "export").exists()
+
+
+def test_a_run_whose_export_cannot_be_ends_before_its_training(tmp_path: Path) -> None:
+    done = inside("run", write_run(tmp_path), "export.quantization=int8", "export.format=gguf")
+    assert done.returncode == 2
+    assert "int8 asked of format gguf" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_target_that_is_a_gguf_gives_the_draft_its_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
