@@ -11,10 +11,12 @@ from gguf import TokenType
 from tokenizers import normalizers, pre_tokenizers
 
 from draftsmith.specdec.places import gguf_tokenizer, quiet
+from draftsmith.train.export import EXPORTS, proof, prove_gguf
 from draftsmith.train.export.gguf_file import read_metadata, write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, vocabulary
+from finished import a_run, with_export
 from pieces import TEXTS, pieces_tokenizer
-from tiny import uneven
+from tiny import tiny, uneven
 
 TOKENIZER = pieces_tokenizer()
 ROWS = len(TOKENIZER) + 3
@@ -55,6 +57,17 @@ def test_scores_merge_as_the_merges_did(tmp_path: Path) -> None:
         back = gguf_tokenizer(tmp_path / "m.gguf")
     assert all(back.convert_tokens_to_ids(token) == i for token, i in TOKENIZER.get_vocab().items())
     assert (back.bos_token_id, back.eos_token_id, back.unk_token_id) == (1, 2, 0)
+
+
+def test_a_run_with_such_a_target_is_exported_and_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(prove_gguf.prove(*words))))
+    recipe = with_export(a_run(tmp_path, vocab_size=len(TOKENIZER)), quantization="f32")
+    with quiet():
+        tiny("llama", vocab_size=len(TOKENIZER)).save_pretrained(recipe.target.model)
+    for place in (recipe.target.model, recipe.folder / "step-4" / "draft"):
+        TOKENIZER.save_pretrained(place)
+    found = read_metadata(EXPORTS["gguf"](recipe, False) / "draft.gguf")
+    assert (found["tokenizer.ggml.model"], len(found["tokenizer.ggml.scores"])) == ("llama", len(TOKENIZER))
 
 
 @pytest.mark.parametrize(("scheme", "prefix", "notes"), [("always", True, 1), ("first", True, 2), ("never", False, 0)])
