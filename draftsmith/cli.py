@@ -235,9 +235,10 @@ def _run(recipe: Recipe, chosen: argparse.Namespace) -> None:
 
     read_prompts(recipe.eval.prompts)  # not only after the training
     from draftsmith.eval.run import run_eval
-    from draftsmith.train.export import EXPORTS
+    from draftsmith.train.export import EXPORTS, int8
     from draftsmith.train.run import run_training
 
+    int8.asked(recipe, recipe.export.format)  # refused now, and not after the training
     run_training(recipe)
     run_eval(recipe)
     EXPORTS[recipe.export.format](recipe, True)

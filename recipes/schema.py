@@ -56,7 +56,9 @@ class Export(Closed):
     exit: Annotated[int, Field(ge=0)] = Field(
         0, description="layer of the exit that becomes a model; 0: the one that its folder names best"
     )
-    quantization: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="of a .gguf's matrices")
+    quantization: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8"] = Field(
+        "f16", description="of a .gguf's matrices; int8, by torchao, of those of the formats transformers and vllm"
+    )
     models: Literal["draft", "both"] = Field("draft", description="of format gguf; both: the target becomes a .gguf too")
     split: str | None = Field(
         None, description="llama.cpp's name for the tokenizer's pre-tokenizer (tokenizer.ggml.pre), where it is not found out"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp import Llama
 from transformers import PreTrainedModel
 
 from draftsmith.specdec import ModelDrafter, generate, load
@@ -19,6 +20,7 @@ from draftsmith.specdec.tokens import BYTE
 from draftsmith.train.export.gguf_file import write_gguf
 from draftsmith.train.export.gguf_tokenizer import Vocabulary, copied, vocabulary
 from draftsmith.train.export.in_llama_cpp import beside
+from pieces import TEXTS, pieces_tokenizer
 from tiny import noisy, plain_greedy, tiny_tokenizer, uneven
 
 TOKENIZER = tiny_tokenizer()
@@ -72,6 +74,22 @@ def test_smollm2_reads_and_writes_as_in_transformers(tmp_path: Path) -> None:
     assert found.logits < 1e-3
     # transformers forgets, of a .gguf, that this tokenizer splits digits off: a space before one is a token of its own.
     assert found.same_tokens >= found.texts - 1
+
+
+@pytest.mark.parametrize("scheme", ["prepend", "always", "first", "never"])
+def test_a_sentencepiece_tokenizer_reads_as_in_transformers(scheme: str, tmp_path: Path) -> None:
+    tokenizer = pieces_tokenizer(scheme)
+    made = uneven("llama", vocab_size=len(tokenizer) + 2)
+    write_gguf(tmp_path / "m.gguf", made, vocabulary(tokenizer, len(tokenizer) + 2), "f32")
+    engine = Llama(str(tmp_path / "m.gguf"), vocab_only=True, verbose=False)
+    # The second text begins with a space, the last has a special token in its middle: what the export's notes are about.
+    differ = {"prepend": [], "always": [1], "first": [1, 4], "never": []}[scheme]
+    read = [engine.tokenize(one.encode(), add_bos=True, special=True) == tokenizer(one).input_ids for one in TEXTS]
+    assert [i for i, same in enumerate(read) if not same] == differ
+    engine.close()
+    found = beside(tmp_path / "m.gguf", made, tokenizer, PROMPT)
+    assert found.equal == found.compared
+    assert found.logits < 1e-3
 
 
 PROMPT_TEXT = "the theory that th"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,19 +17,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from draftsmith.cli import main
-from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.recipes import load_recipe
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
-from draftsmith.train.export import EXPORTS, proof, prove, prove_gguf
+from draftsmith.train.export import EXPORTS, int8, proof, prove, prove_gguf
 from draftsmith.train.export import push as push_module
 from draftsmith.train.export.card import card
 from draftsmith.train.export.conditions import fit
 from draftsmith.train.export.gguf_file import read_metadata, read_tensors
 from draftsmith.train.export.servers import splits
-from runs import environment, write_run
-from tiny import tiny, tiny_tokenizer
+from finished import ROWS, a_run, with_chats, with_export
+from runs import environment, inside, write_run
+from tiny import tiny_tokenizer
 
-ROWS = len(tiny_tokenizer())
 HERE = {
     "prove": lambda *words: prove.prove(*words),
     "prove_gguf": lambda *words: prove_gguf.prove(*words),
@@ -39,28 +40,6 @@ HERE = {
 def _proved_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proofs run in this process, as json: a fresh one imports for seconds. That it is one is tested on its own."""
     monkeypatch.setattr(proof, "in_a_fresh_process", lambda which, *words: json.loads(json.dumps(HERE[which](*words))))
-
-
-def a_run(place: Path, family: str = "llama", **changes: Any) -> Recipe:
-    """A run folder with one checkpoint, as training leaves it; `changes` are the draft's."""
-    recipe = load_recipe(write_run(place))
-    step = recipe.folder / "step-4"
-    fewer = {"num_hidden_layers": 2} if family == "llama" else {}
-    draft = tiny(family, seed=3, **{"vocab_size": ROWS, "max_position_embeddings": 2048, **fewer, **changes})
-    with quiet():
-        draft.save_pretrained(step / "draft")
-    tiny_tokenizer().save_pretrained(step / "draft")
-    (step / "draft" / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}))
-    held_out = {"acceptance": 0.5, "agreement": 0.5, "scored": 9, "block_length": 1.5}
-    (step / "state.json").write_text(json.dumps({"step": 4, "held_out": held_out}))
-    (recipe.folder / "best.json").write_text(json.dumps({"checkpoint": "step-4"}))
-    said = {"versions": {"draftsmith": "0"}, "target_revision": "sha256:0", "draft": "layers", "trainable_parameters": 1, "rows": 1}
-    (recipe.folder / "environment.json").write_text(json.dumps({**said, "scored_tokens": 1, "held_out_rows": 1}))
-    return recipe
-
-
-def with_export(recipe: Recipe, **settings: Any) -> Recipe:
-    return recipe.model_copy(update={"export": recipe.export.model_copy(update=settings)})
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -208,6 +187,41 @@ def test_both_models_of_a_pair_get_one_tokenizer(
     loaded, tokenizer = load(recipe.target.model)
     drafter = load_drafter(place / "draft.gguf", loaded, tokenizer)
     assert 0 < (drafter.model.lm_head.weight - fit(recipe).draft.lm_head.weight).abs().max() < 0.1  # type: ignore[attr-defined]
+
+
+def test_what_a_quantisation_costs_is_printed_and_in_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = with_export(a_run(tmp_path), split="gpt-2", quantization="q4_0")
+    place = EXPORTS["gguf"](recipe, False)
+    assert "what q4_0 costs in acceptance was not measured: " in capsys.readouterr().out
+    recipe = with_chats(recipe, tmp_path)
+    EXPORTS["gguf"](recipe, True)
+    said = re.search(r"q4_0 costs in acceptance: sum min\(p, q\) 0\.\d{4} -> 0\.\d{4} \(change .*", capsys.readouterr().out)
+    assert said
+    assert f"| quantisation | {said[0]} |" in (place / "README.md").read_text()
+    # The change is that of the file's numbers, and not of the draft's.
+    assert "(change +0.0000" not in said[0]
+    assert "(change -0.0000" not in said[0]
+    EXPORTS["gguf"](with_export(recipe, quantization="f32"), False)
+    assert "costs in acceptance" not in capsys.readouterr().out
+
+
+def test_int8_is_refused_where_it_cannot_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = with_export(a_run(tmp_path), quantization="int8", split="gpt-2")
+    with pytest.raises(ValueError, match=r"int8 asked of format sglang; transformers and vllm read what torchao writes"):
+        EXPORTS["sglang"](recipe, False)
+    with pytest.raises(ValueError, match=r"int8 asked of format gguf; .* q8_0, with format gguf"):
+        EXPORTS["gguf"](recipe, False)
+    monkeypatch.setattr(int8.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"torchao, which is not installed: pip install 'draftsmith\[int8\]'"):
+        EXPORTS["transformers"](recipe, False)
+    assert not (recipe.folder / "export").exists()
+
+
+def test_a_run_whose_export_cannot_be_ends_before_its_training(tmp_path: Path) -> None:
+    done = inside("run", write_run(tmp_path), "export.quantization=int8", "export.format=gguf")
+    assert done.returncode == 2
+    assert "int8 asked of format gguf" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_target_that_is_a_gguf_gives_the_draft_its_own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ from draftsmith.recipes.schema import ExitsDraft
 from draftsmith.specdec.places import locate
 
 
-def card(recipe: Recipe, proof: str, use: str, notes: list[str], library: str = "transformers", layer: int | None = None) -> str:
+def card(
+    recipe: Recipe, proof: str, use: str, notes: list[str], library: str = "transformers", layer: int | None = None, lost: str = ""
+) -> str:
     """README.md of an exported draft. `proof` says what a fresh process found, `use` how it is served, `notes` where it ends.
 
-    Of exits it is the one after `layer`, as a model; no layer: their heads, for which `use` needs this package.
+    `lost`: what a quantisation cost. Of exits it is the one after `layer`, as a model; no layer: their heads, for which `use` needs this package.
     """
     folder = recipe.folder
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
@@ -49,7 +51,7 @@ Made with Draftsmith {environment["versions"]["draftsmith"]} for speculative dec
 | loss | {loss}, {recipe.train.epochs} epoch(s), learning rate {recipe.train.learning_rate:g} |
 | held-out | acceptance sum min(p, q) {held_out["acceptance"]:.3f}, argmax agreement {held_out["agreement"]:.3f} over {held_out["scored"]:.0f} tokens (teacher-forced, temperature 1 / 0) |
 | proof | {proof} |
-
+{f"| quantisation | {lost} |" + chr(10) if lost else ""}
 ## What it is worth
 
 {_figures(recipe, checkpoint / "draft", layer)}

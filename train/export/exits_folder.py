@@ -18,6 +18,7 @@ from draftsmith.specdec.drafters.early_exit import exit_model
 from draftsmith.specdec.drafters.exit_files import read_exit
 from draftsmith.specdec.drafters.exit_heads import ExitHead
 from draftsmith.specdec.models import load_model
+from draftsmith.train.export import int8
 from draftsmith.train.export.card import card
 from draftsmith.train.export.proof import free_place, proved, safe
 
@@ -61,6 +62,7 @@ def export(recipe: Recipe, force: bool = False) -> Path:
     """Write the run's best heads to runs/NAME/export/exits, proved beside the target by a fresh process before they get that name."""
     if not isinstance(recipe.draft, ExitsDraft):
         raise ValueError(f"format exits asked, and this run's draft is of kind {recipe.draft.kind}; take --format transformers")
+    int8.asked(recipe, "exits")
     place = free_place(recipe, force, "exits")
     source = runs.find_draft(recipe.folder, "best")
     safe(source)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -97,25 +98,12 @@ def settings(config: Any, rows: int) -> list[Entry]:
 
 def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """(name, values) of all that is in the file, as fp32; a tied head is the embedding, once."""
-    config = model.config
-    found = family(config)
-    names = get_tensor_name_map(found.arch, config.num_hidden_layers)
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    head = "lm_head.weight"
-    for name, value in model.state_dict().items():
-        if name == head and tied and not found.own_head:
-            continue
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if theirs is None:
-            raise ValueError(f"{name} has no name in a .gguf of a {config.model_type}; nothing was written")
-        value = value.detach().float()
-        if found.pairs and ".q_proj." in name:
-            value = paired(value, config.num_attention_heads)
-        if found.pairs and ".k_proj." in name:
-            value = paired(value, config.num_key_value_heads)
+    config, held = model.config, model.state_dict()
+    for name, theirs, heads in _named(model):
+        value = held[name].detach().float()
         if not value.isfinite().all():
             raise ValueError(f"{name} holds numbers that are not finite; nothing was written")
-        yield theirs, value
+        yield theirs, paired(value, heads) if heads else value
     if (config.rope_parameters or {}).get("rope_type") == "llama3":
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         wide = head_dim(config)
@@ -123,9 +111,41 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield "rope_freqs.weight", plain / scaled  # llama.cpp divides by them
 
 
+@torch.no_grad()
+def with_numbers(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A copy of the model that computes with the numbers of a file, `stored` by their names there: `tensors` backwards."""
+    made = copy.deepcopy(model).float()
+    own = made.state_dict()
+    for name, theirs, heads in _named(model):
+        value = stored[theirs]
+        own[name].copy_(halved(value, heads) if heads else value)
+    return made
+
+
+def _named(model: PreTrainedModel) -> Iterator[tuple[str, str, int]]:
+    """(name, name in the file, heads whose rows are paired or 0) of all that is written."""
+    config = model.config
+    found = family(config)
+    names = get_tensor_name_map(found.arch, config.num_hidden_layers)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    turned = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads} if found.pairs else {}
+    for name in model.state_dict():
+        if name == "lm_head.weight" and tied and not found.own_head:
+            continue
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if theirs is None:
+            raise ValueError(f"{name} has no name in a .gguf of a {config.model_type}; nothing was written")
+        yield name, theirs, next((heads for part, heads in turned.items() if part in name), 0)
+
+
 def paired(value: Tensor, heads: int) -> Tensor:
     """Rows [heads * wide, ...] of q or k: transformers turns row i with row i + wide / 2 of a head, llama.cpp row 2i with row 2i + 1."""
     return value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+
+
+def halved(value: Tensor, heads: int) -> Tensor:
+    """`paired` undone."""
+    return value.reshape(heads, value.shape[0] // heads // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
 def _linear(rope: dict[str, Any]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""A tokenizer as llama.cpp keeps it: in metadata, with the split into words by a name; a split that has no name there is refused."""
+"""A tokenizer as llama.cpp keeps it: in metadata, by scores or with the split into words by a name; a split that has no name there is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from gguf import GGUFReader, GGUFValueType, TokenType
 
-from draftsmith.specdec.tokens import control_ids, end_of_turn, kind
+from draftsmith.specdec.tokens import RAW, control_ids, end_of_turn, kind
+from draftsmith.train.export.gguf_pieces import pieces
 
 
 class Entry(NamedTuple):
@@ -49,24 +50,27 @@ SPLITS: dict[tuple[tuple[str, ...], bool], str] = {
 
 
 def vocabulary(tokenizer: Any, rows: int, bos: int | None = None, split: str | None = None) -> Vocabulary:
-    """Everything llama.cpp needs of a byte-level BPE for a model of `rows` ids.
+    """Everything llama.cpp needs of a BPE, of bytes or of sentencepiece's, for a model of `rows` ids.
 
     `bos`: the model's, where the tokenizer names none (llama.cpp would take id 11). `split`: what llama.cpp calls its
     pre-tokenizer, where that is known better than by its pattern.
     """
     whole = _plain(tokenizer)
-    named = split or split_name(whole)
     texts, types = _tokens(tokenizer, rows)
     string, integer, truth = GGUFValueType.STRING, GGUFValueType.UINT32, GGUFValueType.BOOL
-    pairs = [one if isinstance(one, str) else " ".join(one) for one in whole["model"]["merges"]]
+    by_score = pieces(whole, texts) if whole["model"].get("byte_fallback") else None
     entries = [
-        Entry("tokenizer.ggml.model", "gpt2", string),
-        Entry("tokenizer.ggml.pre", named, string),
+        Entry("tokenizer.ggml.model", "gpt2" if by_score is None else "llama", string),
+        Entry("tokenizer.ggml.pre", (split or split_name(whole)) if by_score is None else "default", string),
         Entry("tokenizer.ggml.tokens", texts, GGUFValueType.ARRAY, string),
         Entry("tokenizer.ggml.token_type", types, GGUFValueType.ARRAY, GGUFValueType.INT32),
-        # The writer cannot write an empty list, and llama.cpp wants the key: a merge of nothing merges nothing.
-        Entry("tokenizer.ggml.merges", pairs or [" "], GGUFValueType.ARRAY, string),
     ]
+    if by_score is None:
+        pairs = [one if isinstance(one, str) else " ".join(one) for one in whole["model"]["merges"]]
+        # The writer cannot write an empty list, and llama.cpp wants the key: a merge of nothing merges nothing.
+        entries.append(Entry("tokenizer.ggml.merges", pairs or [" "], GGUFValueType.ARRAY, string))
+    else:
+        entries.append(Entry("tokenizer.ggml.scores", by_score.scores, GGUFValueType.ARRAY, GGUFValueType.FLOAT32))
     plain = list(tokenizer("a").input_ids)
     ids = {one: getattr(tokenizer, f"{one}_token_id", None) for one in ("bos", "eos", "unk", "pad")} | {
         "eot": end_of_turn(tokenizer)
@@ -81,11 +85,11 @@ def vocabulary(tokenizer: Any, rows: int, bos: int | None = None, split: str | N
     entries += [
         Entry("tokenizer.ggml.add_bos_token", ids["bos"] is not None and plain[:1] == [ids["bos"]], truth),
         Entry("tokenizer.ggml.add_eos_token", ids["eos"] is not None and plain[-1:] == [ids["eos"]], truth),
-        Entry("tokenizer.ggml.add_space_prefix", False, truth),
+        Entry("tokenizer.ggml.add_space_prefix", by_score is not None and by_score.prefix, truth),
     ]
     if tokenizer.chat_template:
         entries.append(Entry("tokenizer.chat_template", str(tokenizer.chat_template), string))
-    return Vocabulary(entries, _notes(whole, tokenizer, split))
+    return Vocabulary(entries, _notes(whole, tokenizer, split) if by_score is None else by_score.notes)
 
 
 def copied(path: Path, rows: int) -> Vocabulary:
@@ -131,19 +135,19 @@ def _part(one: dict[str, Any]) -> str:
 
 
 def _plain(tokenizer: Any) -> dict[str, Any]:
-    """tokenizer.json of a byte-level BPE; what else a tokenizer may be is refused."""
+    """tokenizer.json of a BPE of bytes, or of sentencepiece's with bytes to fall back on; what else a tokenizer may be is refused."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole: dict[str, Any] = json.loads(backend.to_str()) if backend is not None else {"model": {"type": type(tokenizer).__name__}}
     model = whole["model"]
     found = kind(tokenizer)
-    if model["type"] != "BPE" or found != "byte-level" or model.get("byte_fallback"):
+    if model["type"] != "BPE" or found != ("sentencepiece" if model.get("byte_fallback") else "byte-level"):
         raise ValueError(
-            f"the tokenizer is a {found} {model['type']}; written here are byte-level BPE tokenizers (Llama 3, Qwen, SmolLM, GPT-2 ...). "
-            "llama.cpp's own convert_hf_to_gguf.py converts the plain folder (--format transformers) of such a model"
+            f"the tokenizer is a {found} {model['type']}; written here are byte-level BPE tokenizers (Llama 3, Qwen, SmolLM, GPT-2 ...), and "
+            "sentencepiece's BPE with a token for each byte (Llama 2, Mistral ...). llama.cpp's own convert_hf_to_gguf.py converts the plain folder (--format transformers) of such a model"
         )
     if odd := [one for one in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(one)]:
         raise ValueError(f"the tokenizer's BPE has a {odd[0]} ({model[odd[0]]!r}), which llama.cpp's has not")
-    if (whole["normalizer"] or {"type": "NFC"})["type"] != "NFC":
+    if found == "byte-level" and (whole["normalizer"] or {"type": "NFC"})["type"] != "NFC":
         raise ValueError(
             f"the tokenizer rewrites its text first ({json.dumps(whole['normalizer'])[:200]}), which llama.cpp does not"
         )
@@ -154,6 +158,7 @@ def _tokens(tokenizer: Any, rows: int) -> tuple[list[str], list[int]]:
     """Text and type of each of `rows` ids; rows that no token owns are named as llama.cpp's converter names them."""
     texts = [f"[PAD{i}]" for i in range(rows)]
     types = [int(TokenType.UNUSED)] * rows
+    by_pieces = kind(tokenizer) == "sentencepiece"
     vocabulary, added, control = tokenizer.get_vocab(), tokenizer.added_tokens_decoder, control_ids(tokenizer)
     if (last := max(vocabulary.values())) >= rows:
         raise ValueError(f"the draft has {rows} rows and the tokenizer an id {last}; llama.cpp would abort at it")
@@ -162,6 +167,10 @@ def _tokens(tokenizer: Any, rows: int) -> tuple[list[str], list[int]]:
         # llama.cpp's converter takes for control tokens what looks like them too, and a pair should agree.
         special = i in control or (i in added and token.startswith("<|") and token.endswith("|>"))
         types[i] = int(TokenType.CONTROL if special else TokenType.USER_DEFINED if i in added else TokenType.NORMAL)
+        if by_pieces and i not in added and RAW.fullmatch(token):
+            types[i] = int(TokenType.BYTE)
+    if by_pieces and tokenizer.unk_token_id is not None:
+        types[tokenizer.unk_token_id] = int(TokenType.UNKNOWN)
     seen: dict[str, int] = {}
     for i, text in enumerate(texts):
         if not text or text in seen:
