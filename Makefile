@@ -3,11 +3,12 @@
 # make test-faults  20 kills, at seeded random moments, of a run that then ends as if nobody had killed it
 # make test-oldest  the decoder's tests on the oldest transformers that is served
 # make test-engines the exports in llama.cpp itself, which is built first: a compiler and a quarter of an hour
+# make test-browser report.html in a real Chromium, which must be there (Debian: apt-get install chromium)
 # make check        ruff, mypy and the tests
 PYTHON ?= python3
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-faults test-oldest test-engines check lint types clean
+.PHONY: quickstart test test-faults test-oldest test-engines test-browser check lint types clean
 
 quickstart: .venv/ready
 	.venv/bin/draftsmith run recipes/quickstart.yaml
@@ -26,6 +27,10 @@ test-oldest: .venv/ready
 
 test-engines: .venv/ready .engines/ready
 	LLAMA_CPP_LIB_PATH=$(CURDIR)/.engines/build/bin PYTHONPATH=.engines/src:.engines/site OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/engines
+
+test-browser: .venv/ready
+	$(PIP) playwright
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/browser
 
 # The source package of its python binding holds all of llama.cpp.
 .engines/ready:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
+TIMES, NOTHING = "\u00d7", "\u2013"  # behind a ratio; in a cell of which nothing is known
 
 
 def read_report(place: Path | str) -> dict[str, Any]:

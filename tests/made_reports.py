@@ -23,7 +23,7 @@ def measured(
     name: str, prompts: int = 6, tokens: int = 32, seed: int = 0, temperature: float = 0.0, faster: float = 1.0
 ) -> list[Measurement]:
     """One answer a prompt and kind; `faster` divides what it took."""
-    drafter, k, chance, draft_ms, call_ms = CANDIDATES[name]
+    _, k, chance, draft_ms, call_ms = CANDIDATES[name]
     out = []
     for kind in KINDS:
         for number in range(prompts):

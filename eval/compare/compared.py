@@ -10,7 +10,7 @@ from draftsmith.eval.compare.paired import Paired, answers, paired
 from draftsmith.eval.compare.same import differences, lines_of, other_texts, same_setting
 from draftsmith.eval.page.series import with_k
 from draftsmith.eval.page.tables import Table
-from draftsmith.eval.reports import fastest, interval, number, read_report, where
+from draftsmith.eval.reports import NOTHING, fastest, interval, number, read_report, where
 
 Named = tuple[str, Mapping[str, Any]]  # what a report is called here, and the report
 
@@ -18,7 +18,7 @@ Named = tuple[str, Mapping[str, Any]]  # what a report is called here, and the r
 class Compared(NamedTuple):
     """Tables of figures as they were reported, a table of ratios, and sentences: what was found, and what could not be compared."""
 
-    reports: list[Named]
+    reports: Sequence[Named]
     side_by_side: list[Table]
     ratios: Table | None
     found: list[str]
@@ -54,8 +54,8 @@ def _side_by_side(reports: Sequence[Named]) -> list[Table]:
         parts = [next((part for part in report["parts"] if same_setting(part, setting)), None) for _, report in reports]
         candidates = dict.fromkeys(with_k(name, one) for part in parts if part for name, one in part["candidates"].items())
         cells = [{with_k(name, one): _cell(one) for name, one in part["candidates"].items()} if part else {} for part in parts]
-        answers_of = ["answers", *(str(part["answers"]) if part else "–" for part in parts)]
-        rows = [[name, *(one.get(name, "–") for one in cells)] for name in candidates]
+        answers_of = ["answers", *(str(part["answers"]) if part else NOTHING for part in parts)]
+        rows = [[name, *(one.get(name, NOTHING) for one in cells)] for name in candidates]
         tables.append(
             Table(f"Speed-up · tokens a call; {where(setting)}", ["drafter", *(name for name, _ in reports)], [*rows, answers_of])
         )
@@ -64,7 +64,7 @@ def _side_by_side(reports: Sequence[Named]) -> list[Table]:
 
 def _cell(candidate: Mapping[str, Any]) -> str:
     speed, tokens = interval(candidate, "all", "speed_up"), number(candidate, "all", "tokens_per_call")
-    return " · ".join([one for one in (speed, None if tokens is None else f"{tokens:.2f}") if one]) or "–"
+    return " · ".join([one for one in (speed, None if tokens is None else f"{tokens:.2f}") if one]) or NOTHING
 
 
 def _against(first: Named, second: Named) -> tuple[list[list[str]], list[str], list[str]]:
@@ -102,8 +102,8 @@ def _against(first: Named, second: Named) -> tuple[list[list[str]], list[str], l
                     what,
                     where(part),
                     f"{result.prompts} of {every}",
-                    interval(result.speed_up) or "–",
-                    interval(result.tokens) or "–",
+                    interval(result.speed_up) or NOTHING,
+                    interval(result.tokens) or NOTHING,
                 ]
             )
             if (x, y) == (fastest(part), fastest(other)):

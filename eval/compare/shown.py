@@ -12,7 +12,7 @@ from draftsmith.eval.page.speeds import forest
 from draftsmith.eval.page.svg import drawing, inline
 from draftsmith.eval.page.tables import Table, as_html
 from draftsmith.eval.page.words import escaped
-from draftsmith.eval.reports import fastest, found, interval, where
+from draftsmith.eval.reports import NOTHING, fastest, found, interval, where
 from draftsmith.eval.tables import print_table
 from draftsmith.recipes.files import write_whole
 
@@ -80,10 +80,10 @@ def _how(compared: Compared) -> Table:
 def _standing(report: object) -> str:
     part = found(report, "parts")[0]
     name = fastest(part)
-    return "–" if name is None else STANDINGS[standing(part["candidates"][name]["all"].get("speed_up"))]
+    return NOTHING if name is None else STANDINGS[standing(part["candidates"][name]["all"].get("speed_up"))]
 
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
         return str(value.get("said") or ", ".join(f"{name} {one}" for name, one in value.items()))
-    return "–" if value in (None, "") else str(value)
+    return NOTHING if value in (None, "") else str(value)

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentF
 from draftsmith.eval.page.picture import Picture, line, listed
 from draftsmith.eval.page.series import Series
 from draftsmith.eval.page.svg import INK, PAPER, SERIES, sheet
-from draftsmith.eval.reports import found, number
+from draftsmith.eval.reports import TIMES, found, number
 
 LONGEST = 16  # drafts a call, of which the best number is taken at every point
 LEVELS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -76,13 +76,19 @@ def c_alpha(part: dict[str, Any], shown: Sequence[Series]) -> Picture | None:
     lines = axes.contour(c, alpha, grid, levels=levels, colors=[SERIES[0]], linewidths=0.8)
     edge = 8  # columns from the left, where no candidate stands
     spots = [(c[edge], float(np.interp(one, grid[:, edge], alpha))) for one in levels if one < grid[-1, edge]]
-    axes.clabel(lines, fmt=lambda value: f"{value:.3g}×", fontsize=10, colors=[INK], manual=spots)
+    axes.clabel(lines, fmt=lambda value: f"{value:.3g}{TIMES}", fontsize=10, colors=[INK], manual=spots)
     for one, (x, y) in places:
         axes.plot([max(x, left)], [y], **line(one, markersize=9, markeredgecolor=PAPER, markeredgewidth=1.2), linestyle="none")
         speed = number(part["candidates"][one.best], "all", "speed_up", "value")
         if speed is not None:
             axes.annotate(
-                f"{speed:.2f}×", (max(x, left), y), (7, 5), textcoords="offset points", fontsize=11.5, color=INK, fontweight="bold"
+                f"{speed:.2f}{TIMES}",
+                (max(x, left), y),
+                (7, 5),
+                textcoords="offset points",
+                fontsize=11.5,
+                color=INK,
+                fontweight="bold",
             )
     axes.xaxis.set_major_locator(FixedLocator([one for one in TICKS if left <= one <= right]))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -12,7 +12,7 @@ from draftsmith.eval.page.series import GLYPHS, Series, series, with_k
 from draftsmith.eval.page.svg import drawing, inline
 from draftsmith.eval.page.tables import as_html, tables
 from draftsmith.eval.page.words import escaped, written
-from draftsmith.eval.reports import checked, fastest, found, interval, number, where
+from draftsmith.eval.reports import TIMES, checked, fastest, found, interval, number, where
 from draftsmith.recipes.files import write_whole
 
 PICTURES = (speeds.by_kind, speeds.against_k, acceptance.by_position, acceptance.histogram, atlas.c_alpha)
@@ -131,7 +131,7 @@ def _tiles(part: Mapping[str, Any], name: str) -> str:
     """The four figures that one looks for, of the fastest candidate."""
     one = part["candidates"][name]
     low, high = number(one, "all", "speed_up", "low"), number(one, "all", "speed_up", "high")
-    tiles = [("speed-up of the fastest", f"{number(one, 'all', 'speed_up', 'value'):.2f}×", "" if low is None or high is None else f"95 % interval {low:.2f} to {high:.2f}")]  # fmt: skip
+    tiles = [("speed-up of the fastest", f"{number(one, 'all', 'speed_up', 'value'):.2f}{TIMES}", "" if low is None or high is None else f"95 % interval {low:.2f} to {high:.2f}")]  # fmt: skip
     if (tokens := number(one, "all", "tokens_per_call")) is not None:
         tiles.append(("tokens a call", f"{tokens:.2f}", "plain decoding: 1"))
     if (share := number(one, "all", "accepted_per_drafted")) is not None:

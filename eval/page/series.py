@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from draftsmith.eval.page.words import printable
 from draftsmith.eval.reports import number
 
 COLOURS = 6  # --s0 to --s5 of the style sheet
@@ -43,6 +44,8 @@ def series(part: Mapping[str, Any]) -> list[Series]:
 
 
 def short(name: str) -> str:
+    """A name for a drawing: in a line, of letters that SVG may hold."""
+    name = " ".join(printable(name).split())
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 

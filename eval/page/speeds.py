@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from draftsmith.eval.page.picture import Picture, line, listed
 from draftsmith.eval.page.series import Series, short
 from draftsmith.eval.page.svg import INK, LINE, MUTED, PAPER, SERIES, sheet
-from draftsmith.eval.reports import found, interval, number
+from draftsmith.eval.reports import TIMES, found, interval, number
 
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 ROW, GAP = 12, 13  # points of a candidate, and between two kinds
@@ -66,56 +66,77 @@ def forest(rows: Sequence[tuple[str, Sequence[Any]]], shown: Sequence[Series], p
     return figure
 
 
+class Point(NamedTuple):
+    """A setting in the picture: where it stands, what was measured, and what was predicted."""
+
+    x: float
+    name: str
+    k: int | str
+    value: float
+    low: float | None
+    high: float | None
+    ahead: float | None
+
+
 def against_k(part: dict[str, Any], shown: Sequence[Series]) -> Picture | None:
     """Measured and predicted speed-up of every setting of every drafter; adaptive ones stand at the right."""
-    points = [(one, name, part["candidates"][name]) for one in shown for name in one.settings]
-    points = [(one, name, it) for one, name, it in points if number(it, "all", "speed_up", "value")]
-    ks = sorted({int(it["k"]) for *_, it in points if isinstance(it.get("k"), int)})
+    every = part["candidates"]
+    ks = sorted({one["k"] for one in every.values() if isinstance(one.get("k"), int)})
     if not ks:
         return None
-    at = {k: float(k) for k in ks} | {"adaptive": ks[-1] + max(1.0, 0.12 * (ks[-1] - ks[0]))}
+    at: dict[int | str, float] = {k: float(k) for k in ks}
+    if any(one.get("k") == "adaptive" for one in every.values()):
+        at["adaptive"] = ks[-1] + max(1.0, 0.12 * (ks[-1] - ks[0]))
+    wide = max(at.values()) - ks[0] + 1
+    points = {one: _points(one, every, at, (one.place - (len(shown) - 1) / 2) * 0.02 * wide) for one in shown}
+    flat = [each for some in points.values() for each in some]
+    if not flat:
+        return None
     figure = sheet(250)
     axes = figure.subplots()
-    ends, said, foretold = [], [], False
-    for one in shown:
-        mine = sorted((at[it["k"]], name, it) for each, name, it in points if each is one and it.get("k") in at)
-        shift = (one.place - (len(shown) - 1) / 2) * 0.02 * (max(at.values()) - ks[0] + 1)  # intervals side by side
-        for style, what in (("-", ("all", "speed_up")), ((0, (2, 2)), ("predicted", "speed_up"))):
-            curve = [(x + shift, _value(it, what)) for x, _, it in mine if it["k"] != "adaptive"]
-            curve = [(x, value) for x, value in curve if value]
-            ends += [value for _, value in curve]
-            foretold |= bool(curve) and what[0] == "predicted"
-            axes.plot(*zip(*curve, strict=True) if curve else ([], []), color=SERIES[one.colour], linestyle=style, linewidth=1.5)
-        for x, name, it in mine:
-            low, high, ahead = (number(it, *path) for path in (("all", "speed_up", "low"), ("all", "speed_up", "high"), ("predicted", "speed_up")))  # fmt: skip
-            value = _value(it, ("all", "speed_up"))
-            if low is not None and high is not None:
-                axes.plot([x + shift] * 2, [low, high], color=SERIES[one.colour], linewidth=1.5)
-                ends += [low, high]
-            if ahead:
-                hollow = {"markerfacecolor": PAPER, "markeredgecolor": SERIES[one.colour], "markeredgewidth": 1.4}
-                axes.plot([x + shift], [ahead], **line(one, **hollow), linestyle="none")
-            axes.plot([x + shift], [value], **line(one))
-            ends.append(value or 1.0)
-            said.append(f"{name} {value:.2f}" + (f" (predicted {ahead:.2f})" if ahead else ""))
-    places = {**{str(k): float(k) for k in ks}, **({"adaptive": at["adaptive"]} if any(it.get("k") == "adaptive" for *_, it in points) else {})}  # fmt: skip
-    axes.set_xticks(list(places.values()), list(places))
-    margin = 0.06 * (max(places.values()) - ks[0] + 1)
-    axes.set_xlim(ks[0] - 2 * margin, max(places.values()) + 2 * margin)
+    for one, some in points.items():
+        _draw(axes, one, some)
+    axes.set_xticks(list(at.values()), [str(k) for k in at])
+    axes.set_xlim(ks[0] - 0.12 * wide, max(at.values()) + 0.12 * wide)
+    ends = [end for each in flat for end in (each.value, each.low, each.high, each.ahead) if end]
     _ratios(axes.yaxis, axes, min(ends), max(ends))
     axes.spines["left"].set_visible(False)
     _plain(axes, part, upright=False)
     axes.set_xlabel("k, tokens drafted for a call of the target")
-    ahead_of = " Hollow and dashed: predicted by S = tau / (k c + r + o)." if foretold else ""
+    said = [f"{each.name} {each.value:.2f}" + (f" (predicted {each.ahead:.2f})" if each.ahead else "") for each in flat]
+    foretold = " Hollow and dashed: predicted by S = tau / (k c + r + o)." if any(each.ahead for each in flat) else ""
+    adaptive = " Adaptive settings draft what pays, none included." if "adaptive" in at else ""
     return Picture(
         "k", "Speed-up against the length of the draft", figure, f"Measured speed-up by k. {listed(said)}.",
-        f"Filled: measured, with its 95 % interval.{ahead_of} Adaptive settings draft what pays, none included.",
-        [(one, one.label) for one in shown],
+        f"Filled: measured, with its 95 % interval.{foretold}{adaptive}", [(one, one.label) for one, some in points.items() if some],
     )  # fmt: skip
 
 
-def _value(candidate: Mapping[str, Any], what: tuple[str, str]) -> float | None:
-    return number(candidate, *what, "value") if what[0] == "all" else number(candidate, *what)
+def _points(one: Series, candidates: Mapping[str, Any], at: Mapping[int | str, float], shift: float) -> list[Point]:
+    """Its settings by k; `shift` keeps the intervals of several drafters apart."""
+    some = []
+    for name in one.settings:
+        candidate = candidates[name]
+        value, k = number(candidate, "all", "speed_up", "value"), candidate.get("k")
+        if value and k in at:
+            low, high = (number(candidate, "all", "speed_up", end) for end in ("low", "high"))
+            some.append(Point(at[k] + shift, name, k, value, low, high, number(candidate, "predicted", "speed_up")))
+    return sorted(some, key=lambda each: each.x)
+
+
+def _draw(axes: Axes, one: Series, some: Sequence[Point]) -> None:
+    colour = SERIES[one.colour]
+    fixed = [each for each in some if each.k != "adaptive"]
+    axes.plot([each.x for each in fixed], [each.value for each in fixed], color=colour, linewidth=1.5)
+    ahead = [(each.x, each.ahead) for each in fixed if each.ahead]
+    axes.plot([x for x, _ in ahead], [value for _, value in ahead], color=colour, linestyle=(0, (2, 2)), linewidth=1.5)
+    for each in some:
+        if each.low is not None and each.high is not None:
+            axes.plot([each.x] * 2, [each.low, each.high], color=colour, linewidth=1.5)
+        if each.ahead:
+            hollow = {"markerfacecolor": PAPER, "markeredgecolor": colour, "markeredgewidth": 1.4}
+            axes.plot([each.x], [each.ahead], **line(one, **hollow), linestyle="none")
+        axes.plot([each.x], [each.value], **line(one))
 
 
 def _ratios(axis: Axis, axes: Axes, low: float, high: float) -> None:
@@ -128,7 +149,7 @@ def _ratios(axis: Axis, axes: Axes, low: float, high: float) -> None:
         ticks = [one for one in np.round(np.arange(0.1, 3, 0.1), 1) if low <= one <= high]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{TIMES}"))
     axes.grid(axis="x" if axis is axes.xaxis else "y")
 
 

@@ -7,10 +7,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+
+from draftsmith.eval.page.words import escaped
 
 WIDTH = 380  # points; shown at 330 to 540 pixels, so that its type is never under nine
 # Colours that stand for variables of the style sheet, and that nothing else is drawn in.
@@ -23,7 +25,7 @@ VARIABLES = {
     PAPER: "paper",
     **{colour: f"s{place}" for place, colour in enumerate(SERIES)},
 }
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 11.5, "axes.titlesize": 11.5, "axes.labelsize": 11.5,
     "xtick.labelsize": 11, "ytick.labelsize": 11, "text.color": INK, "axes.labelcolor": MUTED, "axes.titlecolor": INK, "axes.edgecolor": LINE,
     "xtick.color": LINE, "ytick.color": LINE, "xtick.labelcolor": MUTED, "ytick.labelcolor": MUTED, "grid.color": LINE, "grid.linewidth": 0.7,
@@ -59,5 +61,5 @@ def inline(figure: Figure, key: str, alt: str) -> str:
     text = re.sub("#[0-9a-f]{6}", lambda one: f"var(--{VARIABLES[one[0]]})" if one[0] in VARIABLES else one[0], text)
     head, _, rest = text.partition(">")
     box = re.search(r'viewBox="[^"]+"', head)
-    drawn = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} role="img" aria-label="{escape(alt)}">'
+    drawn = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {box[0] if box else ""} role="img" aria-label="{escaped(alt)}">'
     return f"{drawn}{rest.strip()}"

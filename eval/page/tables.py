@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from draftsmith.eval import report
 from draftsmith.eval.page.series import with_k
 from draftsmith.eval.page.words import escaped
-from draftsmith.eval.reports import fastest, found, interval, number
+from draftsmith.eval.reports import NOTHING, TIMES, fastest, found, interval, number
 
 Cell = Callable[[Mapping[str, Any]], str | None]
 
@@ -98,7 +98,7 @@ def _table(title: str, part: Mapping[str, Any], columns: Mapping[str, Cell], nee
     if not known or (needs and not any(one in known for one in needs)):
         return None
     rows = [
-        [with_k(name, one), *(column[place] or "–" for column in known.values())]
+        [with_k(name, one), *(column[place] or NOTHING for column in known.values())]
         for place, (name, one) in enumerate(candidates.items())
     ]
     best = fastest(part)
@@ -113,8 +113,8 @@ def _kinds(part: Mapping[str, Any]) -> Table | None:
         for one in candidates.values():
             figures = one["all"] if kind is None else found(one, "kinds", kind)
             tokens, speed = number(figures, "tokens_per_call"), number(figures, "speed_up", "value")
-            said = [f"{speed:.2f}×"] if speed is not None else []
-            row.append(" · ".join(said + ([f"{tokens:.2f}"] if tokens is not None else [])) or "–")
+            said = [f"{speed:.2f}{TIMES}"] if speed is not None else []
+            row.append(" · ".join(said + ([f"{tokens:.2f}"] if tokens is not None else [])) or NOTHING)
         rows.append(row)
     return Table("Speed-up · tokens a call, by kind of text", ["kind", *candidates], rows)
 

@@ -11,9 +11,13 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uf
 LONG = 280  # letters of a prompt; a longer one is folded
 
 
+def printable(text: Any) -> str:
+    return CONTROL.sub("\ufffd", str(text))
+
+
 def escaped(text: Any) -> str:
     """`text` for an element or a quoted attribute; letters that a page may not hold are shown as U+FFFD."""
-    return escape(CONTROL.sub("�", str(text)))
+    return escape(printable(text))
 
 
 def written(example: dict[str, Any]) -> str:
