@@ -107,9 +107,7 @@ def _against(first: Named, second: Named) -> tuple[list[list[str]], list[str], l
                 ]
             )
             if (x, y) == (fastest(part), fastest(other)):
-                said.append(
-                    _sentence(f"{y} of {theirs}", f"{x} of {ours}", result, f" ({where(part)})" if len(a["parts"]) > 1 else "")
-                )
+                said.append(_sentence(theirs, ours, y, x, result, f" ({where(part)})" if len(a["parts"]) > 1 else ""))
     if not met:
         left.append(
             f"{theirs} and {ours} are not compared, for they share no prompts, temperature and batch ({_settings(b)} there, {_settings(a)} here)."
@@ -128,15 +126,16 @@ def _pairs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str
     return pairs
 
 
-def _sentence(y: str, x: str, result: Paired, at: str) -> str:
+def _sentence(theirs: str, ours: str, y: str, x: str, result: Paired, at: str) -> str:
     what, worth = ("speed-up", result.speed_up) if result.speed_up else ("tokens a call", result.tokens)
     low, high = number(worth, "low"), number(worth, "high")
-    on = f"{result.prompts} prompt{'s' if result.prompts > 1 else ''}{at}"
+    on = f"on the same {result.prompts} prompt{'s' if result.prompts > 1 else ''}{at}"
+    said = f"its fastest, {y}, has {interval(worth)} times the {what} of {x} {on}."
     if low is None or high is None:
-        return f"By {what}, {y} is {interval(worth)} times {x} on {on}; an interval takes 3 prompts."
+        return f"{theirs} and {ours} leave it open, for an interval takes 3 prompts: of {theirs}, {said.removeprefix('its ')}"
     if low <= 1 <= high:
-        return f"Not to be told apart by {what}: {y} is {interval(worth)} times {x} on {on}."
-    return f"The better by {what} is {y if low > 1 else x}: {y} is {interval(worth)} times {x} on {on}."
+        return f"{theirs} and {ours} are not to be told apart: of {theirs}, {said.removeprefix('its ')}"
+    return f"{theirs} is {'ahead of' if low > 1 else 'behind'} {ours}: {said}"
 
 
 def _settings(report: Mapping[str, Any]) -> str:

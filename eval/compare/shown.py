@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.markup import escape
+
 from draftsmith.eval.compare.compared import Compared, compare
 from draftsmith.eval.page.document import STANDINGS, document, legend, standing
 from draftsmith.eval.page.series import MARKERS, Series
@@ -21,7 +23,7 @@ def show_comparison(places: Sequence[str], out: Path | None) -> None:
     """Print the comparison of run folders or report.json files; into `out` too, as a page, where it is given."""
     compared = compare(places)
     for table in [*compared.side_by_side, *([compared.ratios] if compared.ratios else [])]:
-        print_table(table.title, [table.head, *table.rows])
+        print_table(escape(table.title), [list(map(escape, row)) for row in (table.head, *table.rows)])
     for sentence in [*compared.found, *compared.not_compared]:
         print(sentence)
     if out is not None:
@@ -49,19 +51,19 @@ def _pictures(compared: Compared) -> str:
     out = []
     for place, part in enumerate(compared.reports[0][1]["parts"]):
         same = [(name, one) for name, report in compared.reports for one in report["parts"] if where(one) == where(part)]
-        best = [(name, one["candidates"][chosen]) for name, one in same if (chosen := fastest(one)) is not None]
-        shown = [Series(name, name, (name,), number % len(MARKERS)) for number, (name, _) in enumerate(best)]
+        best = [(name, chosen, one["candidates"][chosen]) for name, one in same if (chosen := fastest(one)) is not None]
+        shown = [Series(name, name, (name,), number % len(MARKERS)) for number, (name, *_) in enumerate(best)]
         kinds = dict.fromkeys(kind for _, one in same for kind in one["kinds"])
-        rows = [(kind, [found(one, "kinds", kind, "speed_up") for _, one in best]) for kind in kinds]
+        rows = [(kind, [found(one, "kinds", kind, "speed_up") for *_, one in best]) for kind in kinds]
         with drawing():
-            figure = forest([*rows, ("all", [found(one, "all", "speed_up") for _, one in best])], shown, {})
+            figure = forest([*rows, ("all", [found(one, "all", "speed_up") for *_, one in best])], shown, {})
             if figure is None:
                 continue
-            overall = "; ".join(f"{name} {interval(one, 'all', 'speed_up')}" for name, one in best)
+            overall = "; ".join(f"{name} {interval(one, 'all', 'speed_up')}" for name, _, one in best)
             drawn = inline(
                 figure, f"c{place}", f"Speed-up of each report's fastest candidate by kind of text. Over all: {overall}."
             )
-        names = [(one, f"{one.label}: {fastest(each)}") for one, (_, each) in zip(shown, same, strict=True)]
+        names = [(one, f"{name}: {chosen}") for one, (name, chosen, _) in zip(shown, best, strict=True)]
         out.append(
             f"<figure><h3>{escaped(where(part))}</h3>{legend(names)}{drawn}<figcaption>Tokens a second over the plain decoding of the same report, on all "
             "that it measured, with the 95 % interval over prompts.</figcaption></figure>"
