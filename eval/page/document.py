@@ -11,7 +11,7 @@ from draftsmith.eval.page.picture import Picture
 from draftsmith.eval.page.series import GLYPHS, Series, series, with_k
 from draftsmith.eval.page.svg import drawing, inline
 from draftsmith.eval.page.tables import as_html, tables
-from draftsmith.eval.page.words import escaped, written
+from draftsmith.eval.page.words import escaped, together, written
 from draftsmith.eval.reports import TIMES, checked, fastest, found, interval, number, where
 from draftsmith.recipes.files import write_whole
 
@@ -22,7 +22,6 @@ STANDINGS = {
     "wait": "No gain shown: the interval does not exclude 1",
     "unknown": "Too few prompts for an interval",
 }
-NO_BREAK = "\u00a0=\u00a0"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a browser would refuse whatever the page asked for
 
 
@@ -118,7 +117,7 @@ def _header(report: Mapping[str, Any]) -> str:
             if advice
             else f"The fastest is {with_k(name, part['candidates'][name])}: {interval(speed)} times plain decoding."
         )
-        said += [f'<p class="verdict">{escaped(first.replace(" = ", NO_BREAK))}</p>', _tiles(part, name)]
+        said += [f'<p class="verdict">{escaped(together(first))}</p>', _tiles(part, name)]
     said.append(_said(advice))
     if guards := report.get("guards"):
         said.append(

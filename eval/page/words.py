@@ -11,6 +11,11 @@ CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uf
 LONG = 280  # letters of a prompt; a longer one is folded
 
 
+def together(text: str) -> str:
+    """`text` in which no line ends within `k = 4`."""
+    return text.replace(" = ", "\u00a0=\u00a0")
+
+
 def printable(text: Any) -> str:
     return CONTROL.sub("\ufffd", str(text))
 
