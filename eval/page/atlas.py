@@ -102,6 +102,6 @@ def c_alpha(part: dict[str, Any], shown: Sequence[Series]) -> Picture | None:
     return Picture(
         "map", "Price and acceptance, and what they are worth together", figure, f"Map of price and acceptance. {listed(said)}.",
         f"Contours: the best speed-up over k by S = tau / (k c + r + o), if every draft is as likely to be accepted as any other and {round_trip} "
-        "plain steps (as measured here). Points: the candidates, with their measured speed-up. Below the lowest contour nothing pays.",
+        "plain steps (as measured here). Points: the candidates, with their measured speed-up, which counts the reading of the prompt and the calls without a draft too. Below the lowest contour nothing pays.",
         [(one, one.best) for one, _ in places],
     )  # fmt: skip

@@ -126,7 +126,9 @@ def as_html(table: Table) -> str:
     lines = []
     for place, (first, *rest) in enumerate(table.rows):
         cells = "".join(f"<td{' class=wide' if len(one) > 30 else ''}>{escaped(one)}</td>" for one in rest)
-        lines.append(f'<tr{" class=best" if place == table.best else ""}><th scope="row"><span>{escaped(together(first))}</span></th>{cells}</tr>')
+        lines.append(
+            f'<tr{" class=best" if place == table.best else ""}><th scope="row"><span>{escaped(together(first))}</span></th>{cells}</tr>'
+        )
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{title}"><table><caption><span>{title}</span></caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"

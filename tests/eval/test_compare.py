@@ -128,6 +128,8 @@ def test_turns_of_a_prompt_are_one_unit_and_few_prompts_have_no_interval() -> No
     found = paired(ours, theirs, True)
     assert found.prompts == 2
     assert found.speed_up == {"value": pytest.approx(8 / 6), "low": None, "high": None}
+    on_a_slow_day = [{**one, "seconds": 3 * one["seconds"], "baseline_seconds": 3 * one["baseline_seconds"]} for one in theirs]
+    assert paired(ours, on_a_slow_day, True).speed_up == found.speed_up | {"value": pytest.approx(8 / 6)}  # type: ignore[operator]
 
 
 def test_the_interval_is_the_bootstraps_over_units() -> None:

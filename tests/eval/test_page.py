@@ -19,7 +19,7 @@ from draftsmith.eval.page.svg import VARIABLES
 from draftsmith.eval.page.words import written
 from made_reports import made_report
 
-HOSTILE = "\x00<script>alert('$\\frac{x}$')</script>\" onload=x \x00"
+HOSTILE = "\x00<i>$\\frac{x}$</i><script>alert('x')</script>\" onload=x "
 
 
 class Read(HTMLParser):
