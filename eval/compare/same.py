@@ -10,7 +10,7 @@ from draftsmith.eval.compare.paired import answers
 from draftsmith.eval.reports import found
 
 TEXTS = {
-    "target": ("target_revision",), "top_k": ("sampling", "top_k"), "top_p": ("sampling", "top_p"),
+    "target": ("target_revision",), "dtype": ("dtype",), "top_k": ("sampling", "top_k"), "top_p": ("sampling", "top_p"),
     "max_new_tokens": ("max_new_tokens",),
 }  # fmt: skip
 CLOCKS = {"device": ("device",), "threads": ("threads",), "preparation": ("prepared",), "torch": ("versions", "torch"), "transformers": ("versions", "transformers")}  # fmt: skip
