@@ -3,11 +3,12 @@
 # make test-faults  20 kills, at seeded random moments, of a run that then ends as if nobody had killed it
 # make test-oldest  the decoder's tests on the oldest transformers that is served
 # make test-engines the exports in llama.cpp, which is built first (a compiler and a quarter of an hour), and in vLLM, on a CPU with AVX2 (3.3 GB)
+# make test-browser report.html in a real Chromium, which must be there (Debian: apt-get install chromium)
 # make check        ruff, mypy and the tests
 PYTHON ?= python3
 PIP := .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-faults test-oldest test-engines check lint types clean
+.PHONY: quickstart test test-faults test-oldest test-engines test-browser check lint types clean
 
 quickstart: .venv/ready
 	.venv/bin/draftsmith run recipes/quickstart.yaml
@@ -36,6 +37,10 @@ test-engines: .venv/ready .engines/ready .engines/vllm/ready
 	.engines/vllm/bin/pip install --quiet -r .engines/vllm/needs.txt
 	.engines/vllm/bin/pip install --quiet --no-deps torchao==0.18.0
 	@touch $@
+
+test-browser: .venv/ready
+	$(PIP) playwright
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests/browser
 
 # The source package of its python binding holds all of llama.cpp.
 .engines/ready:

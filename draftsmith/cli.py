@@ -163,6 +163,13 @@ def _compat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", metavar="DRAFT", help="the model that is to draft for it")
 
 
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "reports", nargs="+", metavar="REPORT", help="run folders, or report.json files; the others are held against the first"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it as a page too, such as compare.html")
+
+
 def _validate(recipe: Recipe, chosen: argparse.Namespace) -> None:
     print(recipe.dump(), end="")
 
@@ -280,6 +287,12 @@ def _compat(recipe: None, chosen: argparse.Namespace) -> int:
     return show_compat(chosen.target, chosen.draft)
 
 
+def _compare(recipe: None, chosen: argparse.Namespace) -> None:
+    from draftsmith.eval.compare import show_comparison
+
+    show_comparison(chosen.reports, chosen.out)
+
+
 COMMANDS = {
     "run": Command(_run, "train, evaluate and export, going on where an earlier call stopped"),
     "prepare": Command(_prepare, "let the target answer the training prompts", _prepare_options),
@@ -295,6 +308,7 @@ COMMANDS = {
     "sweep": Command(
         _sweep, "measure exit layer x block length on held-out prompts and recommend one setting", _sweep_options, False
     ),
+    "compare": Command(_compare, "put the reports of several runs side by side", _compare_options, False, False),
     "compat": Command(
         _compat,
         "say how two models' vocabularies relate and which engines pair them; 1 where Draftsmith cannot",

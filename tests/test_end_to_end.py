@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
+from draftsmith.recipes.seen import prompt_hash, read_seen
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.drafters.trimmed import write_ids
 from draftsmith.specdec.models import chat_ids
@@ -189,3 +190,8 @@ def test_run_again_trains_nothing_anew(finished: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (run / "metrics.jsonl").read_bytes() == before
     assert "2 of 4 prompts; for all of them: draftsmith eval" in done.stdout
+
+
+def test_training_leaves_the_hashes_of_the_prompts_that_it_read(finished: Path) -> None:
+    asked = [json.loads(line)["prompt"] for line in (finished / "train.jsonl").read_text().splitlines()]
+    assert read_seen(finished / "runs" / "small") == {prompt_hash(one) for one in asked}

@@ -90,7 +90,7 @@ def test_the_wheel_is_complete_and_runs_among_a_users_own_train_and_eval(tmp_pat
     (wheel,) = tmp_path.glob("draftsmith-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         inside = {name for name in packed.namelist() if ".dist-info/" not in name}
-    kept = {".py", ".yaml", ".jsonl", ".json", ".typed"}
+    kept = {".py", ".yaml", ".jsonl", ".json", ".css", ".typed"}
     wanted = {
         name if name.startswith("draftsmith/") else f"draftsmith/{name}"
         for name in files

@@ -8,9 +8,10 @@ from draftsmith.distill.batch import Example
 from draftsmith.recipes import Recipe, read_prompts
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import CheckpointDraft
+from draftsmith.recipes.seen import write_seen
 from draftsmith.specdec.models import eos_ids
 from draftsmith.train.data.all_rows import fingerprint
-from draftsmith.train.data.chats import Chat, Form, of_answers, read_chats, reader
+from draftsmith.train.data.chats import Chat, Form, first_asked, of_answers, read_chats, reader
 from draftsmith.train.data.plan import Order, Plan, Rows, to_rows
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
 from draftsmith.train.data.stream import BUILDERS, Stream
@@ -58,6 +59,7 @@ def ordered(recipe: Recipe, target: Any, tokenizer: Any, name: str, size: int) -
         rows = to_rows(
             chats, tokenizer, data.max_length, data.held_out, recipe.seed, data.rows, how, data.workers, recipe.folder / "rows"
         )
+        write_seen(recipe.folder, filter(None, map(first_asked, chats)))  # held-out ones too: the checkpoint is chosen by them
         return rows, Plan(rows.train, size, settings.epochs, recipe.seed, data.pack)
     place = find(data.prompts)
     files = sorted(one for one in place.iterdir() if one.suffix in BUILDERS) if place.is_dir() else [place]

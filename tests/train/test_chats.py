@@ -14,7 +14,7 @@ from draftsmith.distill.batch import Example
 from draftsmith.specdec.models import chat_ids
 from draftsmith.train.data import all_rows
 from draftsmith.train.data.all_rows import all_made, fingerprint
-from draftsmith.train.data.chats import Form, made, of_answers, read_chats, split
+from draftsmith.train.data.chats import Form, first_asked, made, of_answers, read_chats, split
 from draftsmith.train.data.plan import to_rows
 from tiny import tiny_tokenizer
 
@@ -55,6 +55,13 @@ def test_every_turn_of_a_chat_is_scored_in_one_row_and_nothing_else() -> None:
     assert rows[0].ids == tokenizer.apply_chat_template(TALK, tokenize=True, return_dict=False)[:-1]  # the newline is never said
     assert not left_out
     assert counted == {"turns": 2}
+
+
+def test_a_prompt_is_known_by_the_first_turn_of_its_user() -> None:
+    assert first_asked({"key": "1", "messages": TALK}) == "hi"
+    answers = [{"prompt": "p", "turn": turn, "messages": TALK[: 2 + 2 * turn], "answer_ids": [1]} for turn in (1, 0)]
+    assert [first_asked(chat) for chat in of_answers(answers)] == ["hi"]
+    assert first_asked({"key": "1", "messages": [{"role": "assistant", "content": "hello"}]}) is None
 
 
 def test_a_literal_end_of_turn_in_an_answer_does_not_end_it() -> None:

@@ -57,6 +57,12 @@ def asked(chat: Chat) -> tuple[str, ...]:
     return tuple(json.dumps([one["role"], one["content"]]) for one in messages if one["role"] != "assistant")
 
 
+def first_asked(chat: Chat) -> str | None:
+    """The user's first turn, by which a prompt is known (recipes/seen.py); None in a chat without one."""
+    messages = chat["turns"][0]["messages"] if "turns" in chat else chat["messages"]
+    return next((one["content"] for one in messages if one["role"] == "user"), None)
+
+
 def read_chats(path: Path) -> list[Chat]:
     """Chats of a JSONL or parquet file, each record with `messages` of role and content (OpenAI's form); all broken ones are named."""
     if path.suffix == ".parquet":
