@@ -29,7 +29,9 @@ class Constant(ScriptedLM):
         return super().law(())
 
 
-def decoded(target: Any, draft: Any, how: Sampling, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, list[float], list[float]]:
+def decoded(
+    target: Any, draft: Any, how: Sampling, n: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, list[float], list[float]]:
     """Expected rounds behind the prefill, and tried and accepted drafts by position, of the decoder itself."""
     calls, tried, kept = 0.0, [0.0] * k, [0.0] * k
     seen: list[list[tuple[int, int]]] = []
