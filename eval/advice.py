@@ -97,10 +97,11 @@ def _break_even(part: dict[str, Any]) -> list[str]:
         counts = one["all"]["acceptance_by_position"]
         has = sum(accepted for accepted, _ in counts) / sum(tried for _, tried in counts)
         least = one["predicted"]["break_even_alpha"]
-        needs = (
-            "pays at no acceptance with its costs here" if least is None else f"pays from an acceptance of {least:.2f} a draft on"
-        )
-        said.append(f"{named(part, name)} {needs}; it has {has:.2f}.")
+        what = named(part, name)
+        if least is None:
+            said.append(f"no acceptance makes {what} pay, with its costs here; it has {has:.2f}.")
+        else:
+            said.append(f"the break-even of {what} is at an acceptance of {least:.2f} a draft; it has {has:.2f}.")
     return said
 
 
@@ -109,9 +110,9 @@ def _better(part: dict[str, Any]) -> list[str]:
     for one in part.get("against", ()):
         a, b, ratio = named(part, one["a"]), named(part, one["b"]), interval(one)
         if pays(one):
-            said.append(f"{a} is better than {b}: {ratio} times its tokens a second, on the same prompts.")
+            said.append(f"the better of two: {a}, {ratio} times the tokens a second of {b} on the same prompts.")
         else:
-            said.append(f"{a} and {b} cannot be told apart: {ratio} on the same prompts.")
+            said.append(f"not to be told apart: {a} and {b}, {ratio} on the same prompts.")
     return said
 
 

@@ -48,9 +48,9 @@ def test_the_best_setting_by_kind_and_where_not_to_speculate() -> None:
         "Use d, k=2: 1.30 (1.20..1.40) times plain decoding; chosen on the other prompts each time, the fastest setting is worth 1.25 (1.10..1.35).",
         "The best setting by kind of text: code: d, k=2, 1.30 (1.20..1.40).",
         "Do not speculate on chat (d, k=4: 1.10 (0.90..1.30)): 1 is not excluded.",
-        "D, k=2 pays from an acceptance of 0.41 a draft on; it has 0.56.",
-        "Ngram with k = 3 pays at no acceptance with its costs here; it has 0.56.",
-        "D, k=2 is better than ngram with k = 3: 1.60 (1.40..1.80) times its tokens a second, on the same prompts.",
+        "The break-even of d, k=2 is at an acceptance of 0.41 a draft; it has 0.56.",
+        "No acceptance makes ngram with k = 3 pay, with its costs here; it has 0.56.",
+        "The better of two: d, k=2, 1.60 (1.40..1.80) times the tokens a second of ngram with k = 3 on the same prompts.",
     ]
 
 
@@ -74,7 +74,7 @@ def test_drafts_that_cannot_be_told_apart_and_a_clock_that_lies_are_said() -> No
             "a": candidate("a", 2, {"all": GOOD}, GOOD), "b": candidate("b", 2, {"all": GOOD}, speed(1.29, 1.2, 1.4)),
         }, kinds=("all",), against=[{"a": "a", "b": "b", **speed(1.01, 0.97, 1.05)}])
     ])  # fmt: skip
-    assert found[1:] == ["A with k = 2 and b with k = 2 cannot be told apart: 1.01 (0.97..1.05) on the same prompts."]
+    assert found[1:] == ["Not to be told apart: a with k = 2 and b with k = 2, 1.01 (0.97..1.05) on the same prompts."]
     one = part({"a": candidate("a", 2, {"all": GOOD}, GOOD)}, kinds=("all",))
     assert len(advice([one | {"noise": speed(1.01, 0.98, 1.04)}])) == 1
     assert (
