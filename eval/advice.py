@@ -71,15 +71,18 @@ def _why_not(speed: dict[str, Any]) -> str:
 def _kinds(part: dict[str, Any]) -> list[str]:
     if len(part["kinds"]) < 2:
         return []
-    good, bad = [], []
+    good, bad, few = [], [], []
     for kind in part["kinds"]:
         name, speed = fastest(part, kind)
-        if pays(speed):
+        if speed["low"] is None:
+            few.append(kind)
+        elif pays(speed):
             good.append(f"{kind}: {named(part, name)}, {interval(speed)}")
         else:
             bad.append(f"{kind} ({named(part, name)}: {interval(speed)})")
     said = [f"the best setting by kind of text: {'; '.join(good)}."] if good else []
-    return said + ([f"do not speculate on {', '.join(bad)}: 1 is not excluded."] if bad else [])
+    said += [f"do not speculate on {', '.join(bad)}: 1 is not excluded."] if bad else []
+    return said + ([f"nothing can be said of {', '.join(few)} alone: fewer than 3 prompts."] if few else [])
 
 
 def _break_even(part: dict[str, Any]) -> list[str]:

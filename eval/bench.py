@@ -47,11 +47,11 @@ class Answered(NamedTuple):
 
 
 def measure(
-    bench: Bench, groups: Sequence[list[Prompt]], known: Said = lambda group, turn: None, warm_up: bool = True
+    bench: Bench, groups: Sequence[list[Prompt]], known: Said = lambda group, turn: None, cold: Sequence[Arm | None] | None = None
 ) -> Iterator[Answered]:
     """The answers in turn, plain decoding and all arms interleaved, their order turning from answer to answer.
 
-    Each arm decodes eight tokens beforehand that are not counted. Prompts of several turns are played turn by turn, with
+    Each arm (of those that are `cold`, if some were warmed up before) decodes eight tokens beforehand that are not counted. Prompts of several turns are played turn by turn, with
     plain decoding's answers in between. What is `known` already is not decoded again. A consumer may take its time: no clock runs.
     """
     run = _runner(bench)
@@ -64,10 +64,9 @@ def measure(
         said = known(group, turn)
         if said is None:
             ids = [chat_ids(bench.tokenizer, chat) for chat in chats]
-            if warm_up:
-                for arm in (None, *bench.arms):
-                    run(arm, ids, group, turn, 8)
-                warm_up = False
+            for arm in (None, *bench.arms) if cold is None else cold:
+                run(arm, ids, group, turn, 8)
+            cold = ()
             answered = _answer(bench, run, group, turn, ids, place)
             said = answered.said
             yield answered

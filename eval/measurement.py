@@ -53,7 +53,9 @@ class Measurement:
     turn: int = 0
     rows: int = 1
     group: str = ""  # the first prompt of those decoded together: rows share a clock, so it is the unit of an interval
-    prefill_seconds: float = 0.0  # shares, as `seconds` are
+    draft_seconds: float = 0.0  # shares, as `seconds` are: drafting, the target's calls behind the prefill, and that
+    target_seconds: float = 0.0
+    prefill_seconds: float = 0.0
     baseline_prefill_seconds: float = 0.0
     first_seconds: float = 0.0  # from the call to the row's first token and to its last, by the clock on the wall
     baseline_first_seconds: float = 0.0
@@ -120,6 +122,7 @@ def measurement(
         gaps=_gaps(target, ids, ours.tokens[row], theirs.tokens[row], theirs.settings["vocabulary"]) if greedy and not same else (),
         draft_ms=1000 * ours.draft_seconds / max(drafted, 1), target_ms=_call_ms(ours), baseline_ms=_call_ms(theirs),
         prompts=prompts, turn=turn, rows=rows, group=group,
+        draft_seconds=ours.draft_seconds / rows, target_seconds=ours.target_seconds / rows,
         prefill_seconds=ours.prefill_seconds / rows, baseline_prefill_seconds=theirs.prefill_seconds / rows,
         first_seconds=run.first[row], baseline_first_seconds=plain.first[row],
         last_seconds=run.last[row], baseline_last_seconds=plain.last[row],

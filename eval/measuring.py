@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.eval.bench import Answered, Bench, measure, refuse_unservable
 from draftsmith.eval.kept import Done, Kept, Part, Pieces, digest
 from draftsmith.eval.measurement import AGAIN, Arm, Watched
-from draftsmith.eval.prediction.costs import Clocks, costs, enough_prompts
+from draftsmith.eval.prediction.costs import Clocks, costs, enough
 from draftsmith.eval.prediction.forced import Forced, forced, lawful
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.progress import Progress, clock
@@ -31,22 +31,24 @@ def measure_left(benches: Mapping[Part, Bench], groups: Groups, kept: Kept, plac
     total, missing = _rows(turns.values()), _rows(left.values())
     for part, bench in benches.items():
         refuse_unservable(bench, groups[part])
-    _clock(benches, groups, left, kept)
+    warm = _clock(benches, groups, left, kept)
     _say_how_long(benches, left, kept, total)
     progress = Progress("measuring", total, unit="answers")
     progress.at(total - missing)
     done, sitting = total - missing, f"{time.time():.0f}-{os.getpid()}"
     for part, bench in benches.items():
         if left[part]:
-            for rows in _measure_part(bench, part, groups[part], kept, places, sitting):
+            cold = [arm for arm in bench.arms if arm.k == "adaptive"] if part in warm else [None, *bench.arms]
+            for rows in _measure_part(bench, part, groups[part], kept, places, sitting, cold):
                 done += rows
                 progress.at(done)
     progress.done()
 
 
 def _measure_part(
-    bench: Bench, part: Part, groups: Sequence[list[Prompt]], kept: Kept, places: Mapping[str, str], sitting: str
-) -> Iterator[int]:
+    bench: Bench, part: Part, groups: Sequence[list[Prompt]], kept: Kept, places: Mapping[str, str], sitting: str,
+    cold: Sequence[Arm | None],
+) -> Iterator[int]:  # fmt: skip
     """Keeps every answer that is missing; how many rows each had."""
     shown = {m.category for one in kept.done.values() if one.part == part for m in one.measured if m.prompt in one.pieces}
 
@@ -55,7 +57,7 @@ def _measure_part(
         return found.said if found is not None else None
 
     began = time.perf_counter()
-    for answered in measure(bench, groups, known):
+    for answered in measure(bench, groups, known, cold):
         found, took = _forced(bench, answered, places)
         done = _done(bench, part, sitting, answered, found, shown)
         decoding = sum(run.generation.seconds for run in (answered.plain, *answered.runs.values()))
@@ -65,25 +67,22 @@ def _measure_part(
         yield len(answered.group)
 
 
-def _clock(benches: Mapping[Part, Bench], groups: Groups, left: Mapping[Part, Any], kept: Kept) -> None:
-    """Costs of every setting of fixed k, once a part: what predictions rest on, and the estimate of the time."""
+def _clock(benches: Mapping[Part, Bench], groups: Groups, left: Mapping[Part, Any], kept: Kept) -> list[Part]:
+    """Costs of every setting of fixed k, once a part, for the estimate of the time and r(n); the parts that were clocked now."""
     wanted = [part for part in benches if left[part] and part not in kept.clocks]
     for number, part in enumerate(wanted, 1):
         began, bench = time.perf_counter(), benches[part]
         arms = [arm for arm in bench.arms if isinstance(arm.k, int) and arm.drafter is not None]
-        texts = [_texts(bench, group) for group in _spread(groups[part], bench)]
+        prompts, rounds = enough(_rows([left[part]]), bench.max_new_tokens)
+        whole = [group for group in groups[part] if len(group) == part.batch]
+        texts = [_texts(bench, group) for group in whole[:: max(1, len(whole) // prompts)][:prompts]]  # costs grow with the text
         drafters = 1 + sum(a.drafter is not b.drafter for a, b in pairwise(arms))
         progress = Progress(f"clocking {number}/{len(wanted)}", len(texts) * (len(arms) + drafters), unit="runs")
-        found = costs(bench.target, texts, arms, bench.how, bench.seed, real_ids(bench.target, bench.tokenizer), progress.at)
+        vocabulary = real_ids(bench.target, bench.tokenizer)
+        found = costs(bench.target, texts, arms, bench.how, bench.seed, vocabulary, progress.at, rounds)
         progress.stop()
         kept.clock(part, found, time.perf_counter() - began)
-
-
-def _spread(groups: Sequence[list[Prompt]], bench: Bench) -> Sequence[list[Prompt]]:
-    """Few whole groups, from all over the file: costs grow with the text."""
-    whole = [group for group in groups if len(group) == bench.batch]
-    some = enough_prompts(sum(len(group[0].turns) for group in groups), bench.max_new_tokens)
-    return whole[:: max(1, len(whole) // some)][:some]
+    return wanted
 
 
 def _texts(bench: Bench, group: list[Prompt]) -> list[list[int]]:

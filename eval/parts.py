@@ -10,7 +10,7 @@ from draftsmith.eval import metrics
 from draftsmith.eval.chosen import chosen_elsewhere
 from draftsmith.eval.kept import Done, Kept, Part
 from draftsmith.eval.measurement import AGAIN, Measurement
-from draftsmith.eval.prediction.explained import explained, foretold
+from draftsmith.eval.prediction.explained import explained, foretold, with_block
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.eval_settings import Eval, Named
 
@@ -69,28 +69,31 @@ def _candidate(
         return metrics.summary(mine, settings.bootstrap, settings.seed, about["bytes_share"])
 
     everything = figures()
-    cost = kept.clocks[part][0].costs.get(arm.name)
-    said = explained(measured, cost, int(arm.k), about["kind"] == "model") if cost is not None else None
+    fixed = int(arm.k) if arm.k != "adaptive" else None
+    said = explained(measured, fixed, about["kind"] == "model") if fixed is not None else None
     if said is not None:
         said["over_measured"] = said["speed_up"] / everything["speed_up"]["value"]
+        said["r_by_tokens"] = [list(one) for one in kept.clocks[part][0].costs[arm.name].widths]
     notes = sorted({note for each in done for note in each.notes.get(arm.name, ())})
     return {
         "drafter": place, "k": arm.k, "all": everything, "kinds": {kind: figures(kind) for kind in dict.fromkeys(m.category for m in measured)},
-        "predicted": said, "teacher_forced": _forced(arm, place, about["kind"], measured, done, cost, settings),
+        "predicted": said, "teacher_forced": _forced(arm, place, about["kind"], measured, done, settings),
         "bytes": about["bytes"], "bytes_share": about["bytes_share"], "notes": notes,
     }  # fmt: skip
 
 
 def _forced(
-    arm: Named, place: str, kind: str, measured: list[Measurement], done: Sequence[Done], cost: Any, settings: Eval
+    arm: Named, place: str, kind: str, measured: list[Measurement], done: Sequence[Done], settings: Eval
 ) -> dict[str, Any] | None:
     of = OF[kind]
     rows = [(each.group[0], row[place]) for each in done for row in each.forced if place in row]
     if of is None or not rows:
         return None
-    said, units = foretold(rows, measured, arm.k, cost, of)
+    said, units = foretold(rows, arm.k, of)
     if said["alpha"] is not None:
         _, said["low"], said["high"] = metrics.interval(units.values(), settings.bootstrap, settings.seed)
+    block = said["block_length"]
+    said["speed_up"] = with_block(measured, int(arm.k), True, block) if block is not None else None
     return said | {"answers": len(rows), "answers_left_out": sum(len(each.group) for each in done) - len(rows)}
 
 

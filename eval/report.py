@@ -21,11 +21,10 @@ DEFINITIONS = {
     "decoding, both laws under the temperature, top-k and top-p that were served; of a combined drafter its model's alone, of a lookup none",
     "block length": "teacher-forced: the tokens a round that these laws lead to along plain decoding's answers, to be held against tau",
     "c": "a drafted token in plain steps (a plain step is one step of plain decoding: its call, and the loop around it)",
-    "r": "the verifying call in plain steps, for the widths that came about; r(n) by tokens fed is in report.json",
+    "r": "the verifying call in plain steps, for the widths that came about; r(n) by tokens fed, clocked beforehand, is in report.json",
     "o": "what the loop adds to a round, in plain steps",
-    "predicted": "whole answers by S = tau / (k c + r + o): the measured tau, with c, r and o from a few rounds that were clocked "
-    "beforehand on other calls than those measured; 1 / (f x + (1 - f) / S), f the prefill's share of plain decoding's time and x what the draft's "
-    "reading of the prompt makes of it. teacher-forced: the same with the block length in the place of tau. None for an adaptive k",
+    "predicted": "whole answers by S = tau / (k c + r + o) and the prefill: each half of the prompts by its own rounds and by the costs of the other "
+    "half, so that no clock predicts itself; teacher-forced: the same with the block length in the place of tau, at the costs of all. None for an adaptive k",
     "break-even": "the acceptance, alike at all positions, at which a round yields as many tokens as the plain steps that it costs",
     "MBSU": "memory-bound speed-up, tau / (1 + d c_P): d drafted tokens a round, c_P the bytes of the draft that a step reads over the target's",
     "first token": "milliseconds from the call to an answer's first token, in the mean; plain decoding's behind the stroke",

@@ -14,7 +14,9 @@ from draftsmith.eval.measurement import Arm
 from draftsmith.specdec import Sampling, generate
 from draftsmith.specdec.pace import Round
 
-ROUNDS = 8  # at least so many tokens, and at most so many rounds and a few, a setting and prompt
+ROUNDS = 8  # at least so many tokens, and at most so many rounds and a few, a setting and prompt; fewer for a short evaluation
+FEWEST = 3
+WARM = 4  # tokens that each arm decodes beforehand and that are not counted
 PROMPTS = 3  # that the clocks run on; costs grow with the text, so these are the prompts to be served
 SHARE = 0.02  # of the tokens of the answers
 TRIM = 0.2  # of the rounds at each end: a shared machine has outliers, a lookup has cheap and dear rounds
@@ -80,6 +82,7 @@ def costs(
     seed: int,
     vocabulary: int,
     on_step: Callable[[int], None] = lambda done: None,
+    rounds: int = ROUNDS,
 ) -> Clocks:
     """Each arm's costs in plain steps, on groups of texts that are decoded together; the arms take turns on each group."""
     settings: dict[str, Any] = {"how": how, "seed": seed, "vocab_size": vocabulary}
@@ -88,11 +91,11 @@ def costs(
         every += [None, arm] if place == 0 or arms[place - 1].drafter is not arm.drafter else [arm]
     every = every or [None]
     for one in every:
-        generate(target, groups[0], one.drafter if one else None, k=int(one.k) if one else 0, max_new_tokens=8, **settings)
+        generate(target, groups[0], one.drafter if one else None, k=int(one.k) if one else 0, max_new_tokens=WARM, **settings)
     found = {one.name if one else "": Clocked([], [], []) for one in every}
     for done, (group, one) in enumerate(product(groups, every), 1):
         watch, had = Stopwatch(int(one.k) if one else 0), found[one.name if one else ""]
-        tokens = 1 + ROUNDS + watch.k
+        tokens = 1 + rounds + watch.k
         out = generate(target, group, one.drafter if one else None, pace=watch, max_new_tokens=tokens, **settings)
         had.rounds.extend(each for each in watch.rounds if each.k == watch.k)  # near its end a run drafts less
         rest = out.seconds - out.prefill_seconds - out.draft_seconds - out.target_seconds
@@ -123,9 +126,10 @@ def _widths(rounds: Sequence[Round], step: float) -> tuple[tuple[int, float], ..
     )
 
 
-def enough_prompts(answers: int, max_new_tokens: int) -> int:
-    """How many prompts to clock on: the clocks are to take no more than a few hundredths of the decoding that they are for."""
-    return max(1, min(PROMPTS, int(SHARE * answers * max_new_tokens / (1 + ROUNDS))))
+def enough(answers: int, max_new_tokens: int) -> tuple[int, int]:
+    """On how many prompts and rounds to clock: that is to take no more than a few hundredths of the decoding that it is for."""
+    tokens = int(SHARE * answers * max_new_tokens)
+    return max(1, min(PROMPTS, tokens // (1 + ROUNDS))), max(FEWEST, min(ROUNDS, tokens))
 
 
 def _mean(seconds: list[float]) -> float:

@@ -83,6 +83,11 @@ def test_drafts_that_cannot_be_told_apart_and_a_clock_that_lies_are_said() -> No
     )
 
 
+def test_kinds_of_too_few_prompts_are_not_judged() -> None:
+    one = part({"d": candidate("d", 2, {"code": speed(1.6), "chat": speed(0.7)}, GOOD)})
+    assert advice([one])[1:] == ["Nothing can be said of code, chat alone: fewer than 3 prompts."]
+
+
 def test_every_part_is_named_where_there_are_several() -> None:
     one = part({"a": candidate("a", "adaptive", {"all": GOOD}, GOOD)}, kinds=("all",))
     assert (

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from branches import every_path, target_law
 from draftsmith.eval.measurement import Measurement
-from draftsmith.eval.prediction.costs import Cost
-from draftsmith.eval.prediction.explained import break_even, explained, foretold
+from draftsmith.eval.prediction.explained import break_even, explained, foretold, tally, with_block
 from draftsmith.eval.prediction.forced import Forced, forced, lawful
 from draftsmith.eval.prediction.predicted import rounds
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
@@ -128,34 +127,57 @@ def test_an_answer_of_one_token_has_nothing_to_force_and_one_that_the_draft_cann
     assert forced(target, drafters, [1, 7, 12, 9, 9, 9], 3, Sampling(), VOCABULARY) == {}
 
 
-def measured(rounds: list[tuple[int, int]], rows: int = 1, prompt: str = "x") -> Measurement:
-    new = sum(accepted + 1 for _, accepted in rounds)
-    return Measurement(
-        drafter="d", k=3, temperature=0.0, batch=rows, category="a", prompt=prompt, new_tokens=new, seconds=1.0, baseline_tokens=new,
-        baseline_seconds=2.0, accepted_lengths=tuple(a for _, a in rounds), drafted_lengths=tuple(d for d, _ in rounds), equal=1, compared=1,
-        gaps=(), draft_ms=2.0, target_ms=10.0, baseline_ms=8.0, rows=rows, baseline_prefill_seconds=0.5,
-    )  # fmt: skip
+def measured(
+    rounds: list[tuple[int, int]], rows: int = 1, prompt: str = "x", draft: float = 0.1, target: float = 0.6, **more: Any
+) -> Measurement:
+    """Plain decoding: half a second for the prompt and a tenth a step; ours: so much longer to read, and so many seconds a round."""
+    new, behind = sum(accepted + 1 for _, accepted in rounds), len(rounds) - 1
+    fields: dict[str, Any] = {
+        "drafter": "d", "k": 3, "temperature": 0.0, "batch": rows, "category": "a", "prompt": prompt, "new_tokens": new,
+        "seconds": 0.6 + behind * (draft + target + 0.02), "baseline_tokens": new, "baseline_seconds": 0.5 + 0.1 * (new - 1),
+        "accepted_lengths": tuple(a for _, a in rounds), "drafted_lengths": tuple(d for d, _ in rounds), "equal": 1, "compared": 1,
+        "gaps": (), "draft_ms": 2.0, "target_ms": 10.0, "baseline_ms": 8.0, "rows": rows, "baseline_prefill_seconds": 0.5, "prefill_seconds": 0.6,
+        "draft_seconds": behind * draft, "target_seconds": behind * target,
+    }  # fmt: skip
+    return Measurement(**{**fields, **more})
 
 
-COST = Cost(c=0.1, r=1.5, o=0.05, prefill=1.2, widths=((1, 1.0), (3, 1.4), (4, 1.6)))
+SOME = [(0, 0), (3, 3), (3, 0), (2, 1)]
 
 
-def test_the_formula_by_hand() -> None:
-    some = [measured([(0, 0), (3, 3), (3, 0), (1, 1)])]  # fed 4, 4 and 2 tokens
-    said = explained(some, COST, 3, drafts_all=True)
+def test_the_costs_of_a_round_by_hand() -> None:
+    both = tally([measured(SOME), measured([(0, 0), (3, 2)], prompt="y")], 3, drafts_all=True)
+    assert (both.rounds, both.tokens, both.behind, both.plain_rounds, both.asked) == (4, 12, 10, 10, 11)
+    assert both.tau == 10 / 4
+    assert both.cost[:4] == pytest.approx((0.4 / 11 / 0.1, 6.0, 0.2, 1.2))
+    assert tally([measured(SOME)], 3, drafts_all=False).asked == 9  # a look costs the same, whatever it finds
+
+
+def test_rows_of_a_batch_share_its_rounds_and_its_seconds() -> None:
+    long, short = measured(SOME, rows=2, group="g"), measured([(0, 0), (3, 0)], rows=2, prompt="y", group="g")
+    both = tally([long, short], 3, drafts_all=True)
+    assert (both.rounds, both.plain_rounds, both.behind, both.asked) == (3, 7, 8, 9)
+    assert both.tau == pytest.approx(8 / 3 * 7 / 8)  # plain decoding, too, went on for the longer row alone
+    apart = tally([long, measured([(0, 0), (3, 0)], rows=2, prompt="y", group="g", turn=1)], 3, drafts_all=True)
+    assert apart.rounds == 4
+
+
+def test_a_half_is_predicted_with_the_costs_of_the_other() -> None:
+    cheap, dear = measured(SOME), measured(SOME, prompt="y", draft=0.2, target=0.9)
+    said = explained([cheap, dear], 3, drafts_all=True)
     assert said is not None
-    assert said["tau"] == 7 / 3
-    assert said["drafted"] == pytest.approx(7 / 3)
-    assert said["r"] == pytest.approx((1.6 + 1.6 + 1.2) / 3)
-    assert said["decoding"] == pytest.approx((7 / 3) / (0.1 * 7 / 3 + 4.4 / 3 + 0.05))
-    assert said["speed_up"] == pytest.approx(1 / (0.25 * 1.2 + 0.75 / said["decoding"]))
-    looked = explained(some, COST, 3, drafts_all=False)
-    assert looked is not None
-    assert looked["drafted"] == 3  # a look costs the same, whatever it finds
-    batch = explained([measured([(0, 0), (1, 0)], rows=2)], COST, 3, drafts_all=True)
-    assert batch is not None
-    assert (batch["r"], batch["drafted"]) == (1.5, 3)  # its rows are fed as much as the widest of them
-    assert explained([measured([(0, 0)])], COST, 3, drafts_all=True) is None
+    # Their rounds are alike, so swapping the costs changes no sum.
+    ours, plain = cheap.seconds + dear.seconds, 2 * cheap.baseline_seconds
+    assert said["speed_up"] == pytest.approx(plain / ours)
+    assert said["decoding"] == pytest.approx(said["tau"] / (said["drafted"] * said["c"] + said["r"] + said["o"]))
+    longer = measured([*SOME, *SOME[1:]], prompt="y", draft=0.2, target=0.9)
+    swapped = explained([cheap, longer], 3, drafts_all=True)
+    assert swapped is not None
+    rounds_of_cheap, rounds_of_longer = 3 * (0.2 + 0.9 + 0.02), 6 * (0.1 + 0.6 + 0.02)
+    plain = cheap.baseline_seconds + longer.baseline_seconds
+    assert swapped["speed_up"] == pytest.approx(plain / (2 * 0.6 + rounds_of_cheap + rounds_of_longer))
+    assert explained([cheap], 3, drafts_all=True) is None  # no other half
+    assert explained([cheap, measured([(0, 0)], prompt="y")], 3, drafts_all=True) is None
 
 
 def test_break_even() -> None:
@@ -168,11 +190,17 @@ def test_break_even() -> None:
 
 def test_forced_figures_are_pooled_over_tokens() -> None:
     rows = [("x", Forced(3.0, 4, {2: rounds([0, 1, 1, 0, 0.5], 2)})), ("y", Forced(0.0, 2, {2: rounds([0, 0, 0], 2)}))]
-    said, units = foretold(rows, [measured([(0, 0), (2, 1)])], 2, COST, "the draft")
+    said, units = foretold(rows, 2, "the draft")
     assert said["alpha"] == 0.5  # not the mean of .75 and 0
     assert units == {"x": (3.0, 4), "y": (0.0, 2)}
     calls = sum(one.rounds[2].calls for _, one in rows)
     assert said["block_length"] == 6 / calls
-    assert said["speed_up"] == pytest.approx(1 / (0.25 * 1.2 + 0.75 / (6 / calls / (2 * 0.1 + 1.5 + 0.05))))
-    adaptive, _ = foretold(rows, [measured([(0, 0), (2, 1)])], "adaptive", None, "the draft")
-    assert (adaptive["alpha"], adaptive["block_length"], adaptive["speed_up"]) == (0.5, None, None)
+    adaptive, _ = foretold(rows, "adaptive", "the draft")
+    assert (adaptive["alpha"], adaptive["block_length"], adaptive["by_position"]) == (0.5, None, None)
+
+
+def test_a_block_length_at_the_measured_costs() -> None:
+    some = [measured(SOME)]  # 7 tokens behind the prefill in 3 rounds
+    assert with_block(some, 3, True, 7 / 3) == pytest.approx(some[0].baseline_seconds / some[0].seconds)
+    assert with_block(some, 3, True, 7 / 6) == pytest.approx(some[0].baseline_seconds / (0.6 + 2 * (some[0].seconds - 0.6)))
+    assert with_block([measured([(0, 0)])], 3, True, 2.0) is None

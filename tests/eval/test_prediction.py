@@ -13,7 +13,7 @@ import torch
 from draftsmith.eval.measurement import Arm
 from draftsmith.eval.prediction import costs as clocks
 from draftsmith.eval.prediction.chances import chances, said_by, target_chances
-from draftsmith.eval.prediction.costs import Clocked, Cost, Stopwatch, cost_of, costs, enough_prompts, in_plain_steps
+from draftsmith.eval.prediction.costs import Clocked, Cost, Stopwatch, cost_of, costs, enough, in_plain_steps
 from draftsmith.eval.prediction.predicted import Answer, predict, rounds
 from draftsmith.specdec import CombinedDrafter, Drafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
 from draftsmith.specdec.pace import Round
@@ -212,4 +212,4 @@ def test_the_stopwatch_is_a_fixed_pace() -> None:
 
 
 def test_the_clocks_take_a_few_hundredths_of_the_decoding() -> None:
-    assert [enough_prompts(answers, 48) for answers in (1, 8, 20, 96, 10_000)] == [1, 1, 2, 3, 3]
+    assert [enough(answers, 48) for answers in (1, 6, 20, 96, 10_000)] == [(1, 3), (1, 5), (2, 8), (3, 8), (3, 8)]
