@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from draftsmith.eval.bench import Answered, Bench, measure, refuse_unservable
@@ -76,10 +75,9 @@ def _clock(benches: Mapping[Part, Bench], groups: Groups, left: Mapping[Part, An
         prompts, rounds = enough(_rows([left[part]]), bench.max_new_tokens)
         whole = [group for group in groups[part] if len(group) == part.batch]
         texts = [_texts(bench, group) for group in whole[:: max(1, len(whole) // prompts)][:prompts]]  # costs grow with the text
-        drafters = 1 + sum(a.drafter is not b.drafter for a, b in pairwise(arms))
-        progress = Progress(f"clocking {number}/{len(wanted)}", len(texts) * (len(arms) + drafters), unit="runs")
+        progress = Progress(f"clocking {number}/{len(wanted)}", len(texts) * (len(arms) + 1), unit="runs")
         vocabulary = real_ids(bench.target, bench.tokenizer)
-        found = costs(bench.target, texts, arms, bench.how, bench.seed, vocabulary, progress.at, rounds)
+        found = costs(bench.target, texts, arms, bench.how, bench.seed, vocabulary, progress.at, rounds, beside=False)
         progress.stop()
         kept.clock(part, found, time.perf_counter() - began)
     return wanted

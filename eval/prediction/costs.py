@@ -16,9 +16,9 @@ from draftsmith.specdec.pace import Round
 
 ROUNDS = 8  # at least so many tokens, and at most so many rounds and a few, a setting and prompt; fewer for a short evaluation
 FEWEST = 3
-WARM = 4  # tokens that each arm decodes beforehand and that are not counted
+WARM, WARM_TEXT = 8, 16  # tokens that each arm decodes beforehand and that are not counted, behind so many of a prompt
 PROMPTS = 3  # that the clocks run on; costs grow with the text, so these are the prompts to be served
-SHARE = 0.02  # of the tokens of the answers
+SHARE = 0.01  # of the tokens of the answers
 TRIM = 0.2  # of the rounds at each end: a shared machine has outliers, a lookup has cheap and dear rounds
 
 
@@ -83,15 +83,20 @@ def costs(
     vocabulary: int,
     on_step: Callable[[int], None] = lambda done: None,
     rounds: int = ROUNDS,
+    beside: bool = True,
 ) -> Clocks:
-    """Each arm's costs in plain steps, on groups of texts that are decoded together; the arms take turns on each group."""
+    """Each arm's costs in plain steps, on groups of texts that are decoded together; the arms take turns on each group.
+
+    Plain decoding, by which all is divided, runs `beside` every drafter, or only once a group.
+    """
     settings: dict[str, Any] = {"how": how, "seed": seed, "vocab_size": vocabulary}
     every: list[Arm | None] = []
-    for place, arm in enumerate(arms):  # plain decoding, by which all is divided, runs beside every drafter
-        every += [None, arm] if place == 0 or arms[place - 1].drafter is not arm.drafter else [arm]
+    for place, arm in enumerate(arms):
+        every += [None, arm] if place == 0 or (beside and arms[place - 1].drafter is not arm.drafter) else [arm]
     every = every or [None]
     for one in every:
-        generate(target, groups[0], one.drafter if one else None, k=int(one.k) if one else 0, max_new_tokens=WARM, **settings)
+        ends = [text[-WARM_TEXT:] for text in groups[0]]  # reading whole prompts once more would take longer than the clocks
+        generate(target, ends, one.drafter if one else None, k=int(one.k) if one else 0, max_new_tokens=WARM, **settings)
     found = {one.name if one else "": Clocked([], [], []) for one in every}
     for done, (group, one) in enumerate(product(groups, every), 1):
         watch, had = Stopwatch(int(one.k) if one else 0), found[one.name if one else ""]

@@ -191,6 +191,10 @@ def test_the_clocks_run_on_every_setting() -> None:
     assert reading > 0
     assert set(found) == {"a", "b", "c"}
     assert all(min(each[:4]) > 0 for each in found.values())
+    assert [n for n, _ in found["b"].widths] == [4]
+    once: list[int] = []
+    costs(target, [[PROMPT]], arms, Sampling(), 0, VOCABULARY, once.append, rounds=3, beside=False)
+    assert once == [1, 2, 3, 4]  # plain decoding but once
     assert steps == list(range(1, 11))  # two texts, three settings, plain decoding beside each of two drafters
 
 
@@ -212,4 +216,4 @@ def test_the_stopwatch_is_a_fixed_pace() -> None:
 
 
 def test_the_clocks_take_a_few_hundredths_of_the_decoding() -> None:
-    assert [enough(answers, 48) for answers in (1, 6, 20, 96, 10_000)] == [(1, 3), (1, 5), (2, 8), (3, 8), (3, 8)]
+    assert [enough(answers, 48) for answers in (1, 6, 20, 96, 10_000)] == [(1, 3), (1, 3), (1, 8), (3, 8), (3, 8)]
