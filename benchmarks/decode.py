@@ -23,8 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from draftsmith.eval.machine import processor
 from draftsmith.eval.prompts import sample
-from draftsmith.eval.run import processor
 from draftsmith.recipes import Prompt, read_prompts
 from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress

@@ -24,7 +24,7 @@ from exit_training import training
 from rich.console import Console
 from rich.table import Table
 
-from draftsmith.eval.run import processor
+from draftsmith.eval.machine import processor
 from draftsmith.recipes.files import write_whole
 from draftsmith.specdec import load
 from draftsmith.specdec.cache import CachedLM

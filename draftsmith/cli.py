@@ -240,7 +240,8 @@ def _run(recipe: Recipe, chosen: argparse.Namespace) -> None:
     started = time.monotonic()
     from draftsmith.recipes import read_prompts
 
-    read_prompts(recipe.eval.prompts)  # not only after the training
+    for prompts in recipe.eval.files:
+        read_prompts(prompts)  # not only after the training
     from draftsmith.eval.run import run_eval
     from draftsmith.train.export import EXPORTS, int8
     from draftsmith.train.run import run_training

@@ -1,5 +1,6 @@
 """What a draft is worth: drafters measured beside plain decoding on the same prompts."""
 
-from draftsmith.eval.bench import Measurement, measure
+from draftsmith.eval.bench import Bench, measure
+from draftsmith.eval.measurement import Arm, Measurement
 
-__all__ = ["Measurement", "measure"]
+__all__ = ["Arm", "Bench", "Measurement", "measure"]

@@ -1,4 +1,4 @@
-"""Which prompts are measured: all of a file, or the first few of each kind, and how a sample says that it is one."""
+"""Which prompts are measured, and which of them are decoded together."""
 
 from __future__ import annotations
 
@@ -14,3 +14,23 @@ def sample(prompts: list[Prompt], per_kind: int) -> list[Prompt]:
         if not per_kind or taken[prompt.category] <= per_kind:
             chosen.append(prompt)
     return chosen
+
+
+def together(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:
+    """Groups of `batch` prompts, kind by kind; only those of as many turns can be played together, so some groups may be smaller.
+
+    ValueError where not even one group is whole: its figures would be those of another batch.
+    """
+    if batch == 1:
+        return [[prompt] for prompt in prompts]
+    kinds = {kind: place for place, kind in enumerate(dict.fromkeys(prompt.category for prompt in prompts))}
+    groups = []
+    for turns in sorted({len(prompt.turns) for prompt in prompts}):
+        alike = sorted((prompt for prompt in prompts if len(prompt.turns) == turns), key=lambda prompt: kinds[prompt.category])
+        groups += [alike[start : start + batch] for start in range(0, len(alike), batch)]
+    if max(map(len, groups)) < batch:
+        raise ValueError(
+            f"a batch of {batch} asked; there are {len(prompts)} prompts, and at most {max(map(len, groups))} of as many turns: "
+            "take more prompts (eval.per_kind) or a smaller batch (eval.batches)"
+        )
+    return groups

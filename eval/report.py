@@ -1,8 +1,10 @@
-"""report.json and report.md: what was measured, how, and what each word means."""
+"""report.md: what to do, what was measured in tables, how, and what each word means."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from draftsmith.eval.advice import interval, setting
 
 DEFINITIONS = {
     "tokens/call": "tokens emitted per call of the target, the prefill and its own tokens included; plain decoding is 1",
@@ -13,36 +15,84 @@ DEFINITIONS = {
     "speed-up": "tokens a second over plain decoding's on the same prompts, prefill included, with the 95 % bootstrap interval over prompts",
     "equal": "answers that equal plain decoding's token for token, of those compared (temperature 0); where some differ, in brackets the "
     "widest gap in nats between the target's two best tokens at a first difference (rounding in half precision parts near ties)",
+    "tau": "tokens a round behind the prefill, the target's own (the bonus) token included, with its interval; without it: accepted drafts a round",
+    "histogram": "calls by how many of their drafts were accepted, 0 first; calls without a draft are left out, as in vLLM's counters",
+    "alpha": "teacher-forced: the mean of sum min(p, q) over every token behind the prefill's of plain decoding's answers, one pass and no "
+    "decoding, both laws under the temperature, top-k and top-p that were served; of a combined drafter its model's alone, of a lookup none",
+    "block length": "teacher-forced: the tokens a round that these laws lead to along plain decoding's answers, to be held against tau",
+    "c": "a drafted token in plain steps (a plain step is one step of plain decoding: its call, and the loop around it)",
+    "r": "the verifying call in plain steps, for the widths that came about; r(n) by tokens fed, clocked beforehand, is in report.json",
+    "o": "what the loop adds to a round, in plain steps",
+    "predicted": "whole answers by S = tau / (k c + r + o) and the prefill: each half of the prompts by its own rounds and by the costs of the other "
+    "half, so that no clock predicts itself; teacher-forced: the same with the block length in the place of tau, at the costs of all. None for an adaptive k",
+    "break-even": "the acceptance, alike at all positions, at which a round yields as many tokens as the plain steps that it costs",
+    "MBSU": "memory-bound speed-up, tau / (1 + d c_P): d drafted tokens a round, c_P the bytes of the draft that a step reads over the target's",
+    "first token": "milliseconds from the call to an answer's first token, in the mean; plain decoding's behind the stroke",
+    "per token": "milliseconds between tokens behind the first, pooled over tokens; plain decoding's behind the stroke",
+    "answer": "milliseconds from the call to an answer's last token, in the mean; plain decoding's behind the stroke",
+    "peak": "the most memory held during a call, with all candidates' models loaded: of the process, or of torch's tensors on a GPU",
+    "noise": "plain decoding's second run against its first, as if it were a candidate: a speed-up within this interval is none",
+    "batch": "prompts decoded together, by plain decoding too; a row's seconds are its equal share, and the interval's unit is the batch",
 }
 
 
-def rows(report: dict[str, Any]) -> list[list[str]]:
+def rows(part: dict[str, Any]) -> list[list[str]]:
     """The main table, a row a candidate, as text."""
     table = [["drafter", "k", "tokens/call", "acc. by position", "acc./drafted", "draft ms", "target ms", "speed-up", "equal"]]
-    first = next(iter(report["candidates"].values()))["all"]
+    first = next(iter(part["candidates"].values()))["all"]
     table.append(["plain decoding", "", "1.00", "", "", "", f"{first['baseline_ms']:.0f}", "1", ""])
-    for name, one in report["candidates"].items():
+    for name, one in part["candidates"].items():
         figures = one["all"]
         table.append([
             name, str(one["k"]), f"{figures['tokens_per_call']:.2f}", by_position(figures["acceptance_by_position"]),
             "-" if figures["accepted_per_drafted"] is None else f"{figures['accepted_per_drafted']:.2f}",
-            f"{figures['draft_ms']:.1f}", f"{figures['target_ms']:.0f}", with_interval(figures["speed_up"]),
+            f"{figures['draft_ms']:.1f}", f"{figures['target_ms']:.0f}", interval(figures["speed_up"]),
             equal(figures),
         ])  # fmt: skip
     return table
 
 
-def kinds(report: dict[str, Any]) -> list[list[str]]:
+def kinds(part: dict[str, Any]) -> list[list[str]]:
     """Tokens per call and speed-up by kind of text, a row a kind, as text."""
-    candidates = report["candidates"]
+    candidates = part["candidates"]
     table = [["kind", *candidates]]
-    for kind in report["kinds"]:
-        cells = [one["kinds"][kind] for one in candidates.values()]
-        table.append([kind, *(f"{cell['tokens_per_call']:.2f} ({cell['speed_up']['value']:.2f}x)" for cell in cells)])
-    table.append(
-        ["all", *(f"{one['all']['tokens_per_call']:.2f} ({one['all']['speed_up']['value']:.2f}x)" for one in candidates.values())]
-    )
+    for kind in [*part["kinds"], None]:
+        cells = [one["all"] if kind is None else one["kinds"][kind] for one in candidates.values()]
+        table.append([kind or "all", *(f"{cell['tokens_per_call']:.2f} ({cell['speed_up']['value']:.2f}x)" for cell in cells)])
     return table
+
+
+def predictions(part: dict[str, Any]) -> list[list[str]]:
+    """What a round costs and what follows from it, beside what was measured."""
+    table = [
+        ["drafter", "tau", "block length", "alpha", "c", "r", "o", "predicted", "teacher-forced", "speed-up", "break-even", "MBSU"]
+    ]
+    for name, one in part["candidates"].items():
+        said, told, figures = one["predicted"] or {}, one["teacher_forced"] or {}, one["all"]
+        table.append([
+            name, interval(figures["tau"]) if figures.get("tau") else "-", _number(told.get("block_length")), _number(told.get("alpha")),
+            _number(said.get("c"), 3), _number(said.get("r")), _number(said.get("o"), 3), _number(said.get("speed_up")),
+            _number(told.get("speed_up")), _number(figures["speed_up"]["value"]), _number(said.get("break_even_alpha")), _number(figures.get("mbsu")),
+        ])  # fmt: skip
+    return table
+
+
+def waits(part: dict[str, Any]) -> list[list[str]]:
+    """What a client waits for, and the memory it takes; plain decoding's behind the stroke."""
+    table = [["drafter", "first token", "per token", "answer", "peak", "histogram"]]
+    for name, one in part["candidates"].items():
+        it = one["all"]
+        pairs = [(it.get(what), it.get(f"baseline_{what}")) for what in ("first_token_ms", "per_token_ms", "answer_ms")]
+        peaks = [f"{it[what] / 1e6:.0f}" for what in ("peak_bytes", "baseline_peak_bytes") if it.get(what)]
+        table.append([
+            name, *(f"{_number(ours, 1)} / {_number(theirs, 1)} ms" for ours, theirs in pairs), f"{' / '.join(peaks)} MB" if peaks else "-",
+            " ".join(map(str, it.get("histogram") or ())) or "-",
+        ])  # fmt: skip
+    return table
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def by_position(counts: list[tuple[int, int]]) -> str:
@@ -56,48 +106,42 @@ def equal(figures: dict[str, Any]) -> str:
     return f"{figures['equal']}/{figures['compared']}{widest}"
 
 
-def with_interval(speed: dict[str, float | None]) -> str:
-    if speed["low"] is None:
-        return f"{speed['value']:.2f}"
-    return f"{speed['value']:.2f} ({speed['low']:.2f}..{speed['high']:.2f})"
-
-
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    how = report["how"]
-    text = [
-        f"# {report['name']}: what the drafts are worth\n",
-        f"Target `{how['target']}` ({how['target_revision']}), {how['dtype']}, {how['device']}, {how['threads']} thread(s), batch 1, "
-        f"temperature {how['sampling']['temperature']}, {how.get('prepared') or 'models as loaded'}, {how['max_new_tokens']} new tokens at most, {report['answers']} answers to {report['prompts']} of "
-        f"{how['prompts_in_file']} prompts of `{how['prompts']}`. Plain decoding and all candidates ran on each prompt in turn, through the same loop. "
-        f"torch {how['versions']['torch']}, transformers {how['versions']['transformers']}.\n",
-    ]
-    if report.get("training"):
-        text.append(f"In the training of this run {report['training']}.\n")
-    if report["prompts"] < how["prompts_in_file"]:
-        text.append(f"This is a sample. For all prompts: `{how['all_prompts_command']}`\n")
-    text += [
-        _table(rows(report)),
-        "Tokens per call (and speed-up) by kind of text:\n",
-        _table(kinds(report)),
-        verdict(report),
-        "## What the words mean\n",
-    ]
-    text += [f"- **{word}**: {meaning}." for word, meaning in DEFINITIONS.items()]
+    text = [f"# {report['name']}: what the drafts are worth\n", *(f"- {one}" for one in [*report["advice"], *report["guards"]]), ""]
+    for part in report["parts"]:
+        if len(report["parts"]) > 1:
+            text.append(f"## {setting(part)}\n")
+        text += [
+            _table(rows(part)), "Tokens per call (and speed-up) by kind of text:\n", _table(kinds(part)),
+            "What a round costs, and the speed-up that follows:\n", _table(predictions(part)),
+            "What a client waits for, and calls by accepted drafts:\n", _table(waits(part)),
+        ]  # fmt: skip
+        if part.get("noise"):
+            text.append(f"Plain decoding against itself: {interval(part['noise'])}.\n")
+        text += [f"- {name}: {note}" for name, one in part["candidates"].items() for note in one.get("notes", ())]
+    text += ["## How it was measured\n", *_how(report), "## What the words mean\n"]
+    text += [f"- **{word}**: {meaning}." for word, meaning in report["definitions"].items()]
     return "\n".join(text) + "\n"
 
 
-def verdict(report: dict[str, Any]) -> str:
-    """Which candidate is worth it, or that none is."""
-    best, figures = max(
-        ((name, one["all"]) for name, one in report["candidates"].items()), key=lambda pair: pair[1]["speed_up"]["value"]
-    )
-    speed = figures["speed_up"]
-    if speed["low"] is not None and speed["low"] > 1:
-        return f"**Worth it here:** {best}, {with_interval(speed)} times plain decoding.\n"
-    if speed["high"] is not None and speed["high"] < 1:
-        return f"**Do not speculate here:** every candidate is slower than plain decoding; the least slow is {best}, {with_interval(speed)}.\n"
-    return f"**No gain shown here:** the fastest candidate is {best}, {with_interval(speed)} times plain decoding, which does not exclude 1.\n"
+def _how(report: dict[str, Any]) -> list[str]:
+    how = report["how"]
+    said = [
+        f"Target `{how['target']}` ({how['target_revision']}), {how['dtype']}, {how['device']}, {how['threads']} thread(s), "
+        f"{how.get('prepared') or 'models as loaded'}, {how['max_new_tokens']} new tokens at most. Plain decoding, twice, and all candidates ran on each "
+        f"prompt in turn, through the same loop. torch {how['versions']['torch']}, transformers {how['versions']['transformers']}.\n",
+    ]
+    for part in report["parts"]:
+        few = f"; {part['small_batches']} of {part['batches']} batches were smaller" if part.get("small_batches") else ""
+        said.append(f"- {setting(part)}: {part['answers']} answers to {part['prompts']} of {part['prompts_in_file']} prompts{few}.")
+    if how.get("time"):
+        said.append(f"\n{how['time']['said']}\n")
+    if report.get("training"):
+        said.append(f"\nIn the training of this run {report['training']}.\n")
+    if any(part["prompts"] < part["prompts_in_file"] for part in report["parts"]):
+        said.append(f"\nThis is a sample. For all prompts: `{how['all_prompts_command']}`\n")
+    return said
 
 
 def _table(lines: list[list[str]]) -> str:

@@ -3,156 +3,166 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from draftsmith.eval import metrics, report
-from draftsmith.eval.bench import Arm, Measurement, measure
-from draftsmith.eval.prompts import sample
-from draftsmith.recipes import Recipe, read_prompts, runs
-from draftsmith.recipes.files import write_whole
-from draftsmith.recipes.progress import Progress
-from draftsmith.recipes.runs import find_draft
+from draftsmith.eval import page, report
+from draftsmith.eval.advice import advice, setting
+from draftsmith.eval.bench import Bench
+from draftsmith.eval.candidates import folder_of, kind_of, place_of, prepare_all, read_bytes, refuse_another_target
+from draftsmith.eval.guards import guards
+from draftsmith.eval.kept import Kept, Part, fingerprint_of, read_kept
+from draftsmith.eval.machine import device_name
+from draftsmith.eval.measurement import Arm
+from draftsmith.eval.measuring import at, measure_left, with_plain_again
+from draftsmith.eval.parts import examples_of, figures_of, lines
+from draftsmith.eval.prompts import sample, together
+from draftsmith.eval.tables import print_table
+from draftsmith.recipes import Prompt, Recipe, read_prompts, runs
+from draftsmith.recipes.files import writable, write_whole
 from draftsmith.specdec import Sampling, load, load_drafter
 from draftsmith.specdec.drafters import exit_of
 from draftsmith.specdec.places import revision
-from draftsmith.specdec.prepare import prepare_for_decoding
-from draftsmith.specdec.prepare import report as report_of
+
+VERSIONS = ("draftsmith", "torch", "transformers")
 
 
 def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
-    """The report; it is printed, and written to the run folder as report.json and report.md."""
+    """The report; it is printed, and written to the run folder as report.json, report.md and report.html. What was measured so before, by a call
+    that was killed or one that is repeated, is kept (measurements.jsonl)."""
     settings, folder = recipe.eval, recipe.folder
-    every = read_prompts(settings.prompts)
-    prompts = sample(every, settings.per_kind)
-    names = [one.called for one in settings.candidates]
-    places = [place_of(folder, one.drafter) for one in settings.candidates]
+    every = {name: read_prompts(name) for name in settings.files}
+    temperatures = settings.temperatures or [settings.sampling.temperature]
+    parts = [Part(*one) for one in product(settings.files, temperatures, settings.batches)]
+    groups = {part: together(sample(every[part.prompts], settings.per_kind), part.batch) for part in parts}
+    places = {arm.name: place_of(folder, arm.drafter) for arm in settings.arms}
     name = revision(recipe.target.model)
-    for place in places:
+    for place in places.values():
         draft = place if Path(place).exists() else place.rpartition("+")[2]
         refuse_another_target(Path((exit_of(draft) or (draft, 0))[0]), name)
     torch.set_num_threads(settings.threads)
-    target, tokenizer = load(recipe.target.model, recipe.target.dtype, "cuda" if torch.cuda.is_available() else "cpu")
-    arms = [
-        Arm(called, load_drafter(place, target, tokenizer), one.k)
-        for called, one, place in zip(names, settings.candidates, places, strict=True)
-    ]
-    how_prepared = prepare_all(target, arms) if settings.decoding == "prepared" else ""
-    how = Sampling(**settings.sampling.model_dump())
-    answers = sum(len(prompt.turns) for prompt in prompts)
-    progress = Progress("measuring", answers, unit="answers")
-    measured: list[Measurement] = []
-    for done, some in enumerate(measure(target, tokenizer, prompts, arms, how, settings.max_new_tokens, settings.seed), 1):
-        measured += some
-        progress.at(done)
-    progress.done()
-    whole = _report(recipe, measured, arms, len(every), target, name, how_prepared)
-    for called, place in zip(names, places, strict=True):
-        whole["candidates"][called]["drafter"] = place
-    whole["training"] = runs.passed_over(folder)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kept = read_kept(folder / "measurements.jsonl", fingerprint_of(_identity(recipe, places, name, device)))
+    wanted = [(part, group, turn) for part, some in groups.items() for group in some for turn in range(len(group[0].turns))]
+    if any(kept.find(*one) is None for one in wanted):
+        _measure(recipe, parts, groups, places, kept, device)
+    else:
+        print(f"all answers were measured before; remove {kept.path} to measure them anew", file=sys.stderr)
+    began = time.perf_counter()
+    whole = _report(recipe, parts, groups, places, kept, name, device, {one: len(some) for one, some in every.items()})
+    whole["how"]["time"] = _time(
+        [one for part in parts for one in lines(part, groups[part], kept)], kept, parts, time.perf_counter() - began
+    )
+    whole["guards"] = guards(whole, every, folder)
     write_whole(folder / "eval.yaml", recipe.dump())
     write_whole(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     write_whole(folder / "report.md", report.markdown(whole))
+    page.write(whole, folder / "report.html")
     if show:
-        for title, lines in (
-            ("What the drafts are worth", report.rows(whole)),
-            ("Tokens per call (speed-up) by kind", report.kinds(whole)),
-        ):
-            print_table(title, lines)
-        if len(prompts) < len(every):
-            print(f"{len(prompts)} of {len(every)} prompts; for all of them: {whole['how']['all_prompts_command']}")
-        print(f"report: {folder / 'report.md'}")
+        _show(whole, folder)
     return whole
 
 
-def _report(
-    recipe: Recipe, measured: list[Measurement], arms: list[Arm], prompts_in_file: int, target: Any, name: str, prepared: str
-) -> dict[str, Any]:
+def _measure(
+    recipe: Recipe, parts: Sequence[Part], groups: Mapping[Part, Sequence[list[Prompt]]], places: Mapping[str, str], kept: Kept,
+    device: torch.device,
+) -> None:  # fmt: skip
     settings = recipe.eval
-    order = list(dict.fromkeys(m.category for m in measured))
+    writable(recipe.folder)
+    target, tokenizer = load(recipe.target.model, recipe.target.dtype, device)
+    loaded = {place: load_drafter(place, target, tokenizer) for place in dict.fromkeys(places.values())}
+    arms = [Arm(arm.name, loaded[places[arm.name]], arm.k) for arm in settings.arms]
+    weights = read_bytes(target)
+    drafts = {arm.name: read_bytes(getattr(arm.drafter, "model", None)) for arm in arms}
+    about = {
+        name: {"kind": kind_of(loaded[place]), "bytes": drafts[name], "bytes_share": drafts[name] / weights}
+        for name, place in places.items()
+    }
+    prepared = prepare_all(target, arms) if settings.decoding == "prepared" else ""
+    kept.know({"prepared": prepared, "arms": about})
+    how = Sampling(**settings.sampling.model_dump())
+    bench = Bench(target, tokenizer, with_plain_again(arms), how, settings.max_new_tokens, settings.seed)
+    measure_left({part: at(bench, part) for part in parts}, groups, kept, places)
 
-    def figures(name: str, kind: str | None = None) -> dict[str, Any]:
-        mine = [m for m in measured if m.drafter == name and kind in (None, m.category)]
-        return metrics.summary(mine, settings.bootstrap, settings.seed)
 
+def _identity(recipe: Recipe, places: Mapping[str, str], name: str, device: torch.device) -> dict[str, Any]:
+    """All that a measurement hangs on beside its prompts, temperature and batch; two that differ here are not mixed."""
+    settings = recipe.eval
+    files = {folder_of(place) for place in places.values()}
     return {
-        "schema": 1, "name": recipe.name, "prompts": len({m.prompt for m in measured}), "answers": len(measured) // len(arms), "kinds": order,
-        "how": {
-            "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype,
-            "device": torch.cuda.get_device_name() if target.device.type == "cuda" else processor(), "threads": torch.get_num_threads(),
-            "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens, "batch": 1, "seed": settings.seed, "prepared": prepared,
-            "prompts": settings.prompts, "prompts_in_file": prompts_in_file, "bootstrap": settings.bootstrap,
-            "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
-            "versions": {name: metadata.version(name) for name in ("draftsmith", "torch", "transformers")},
-        },
-        "definitions": report.DEFINITIONS,
-        "candidates": {
-            arm.name: {"k": arm.k, "all": figures(arm.name), "kinds": {kind: figures(arm.name, kind) for kind in order}} for arm in arms
-        },
-        "measurements": [asdict(m) for m in measured],
+        "target": name, "dtype": recipe.target.dtype, "device": device_name(device), "threads": settings.threads, "decoding": settings.decoding,
+        "arms": [[arm.name, places[arm.name], arm.k] for arm in settings.arms],
+        "drafts": {one: revision(one) for one in sorted(files) if Path(one).exists() or "/" in one},
+        "sampling": [settings.sampling.top_k, settings.sampling.top_p], "max_new_tokens": settings.max_new_tokens, "seed": settings.seed,
+        "versions": {one: metadata.version(one) for one in VERSIONS},
     }  # fmt: skip
 
 
-def place_of(folder: Path, drafter: str) -> str:
-    """A candidate's name with the run's own draft in the place of `run:...`; the layer of an exit stays behind it."""
-    lookup, plus, model = drafter.rpartition("+")
-    which, colon, layer = model[4:].partition(":")
-    return f"{lookup}{plus}{find_draft(folder, which)}{colon}{layer}" if model.startswith("run:") else drafter
+def _report(
+    recipe: Recipe, parts: Sequence[Part], groups: Mapping[Part, Sequence[list[Prompt]]], places: Mapping[str, str], kept: Kept, name: str,
+    device: torch.device, in_file: Mapping[str, int],
+) -> dict[str, Any]:  # fmt: skip
+    settings = recipe.eval
+    done = {part: lines(part, groups[part], kept) for part in parts}
+    found = [figures_of(part, done[part], settings.arms, places, kept, settings, in_file[part.prompts]) for part in parts]
+    return {
+        "schema": 2, "name": recipe.name,
+        "how": {
+            "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype, "device": device_name(device),
+            "threads": settings.threads, "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens,
+            "seed": settings.seed, "prepared": kept.about["prepared"], "prompts": ", ".join(settings.files), "bootstrap": settings.bootstrap,
+            "prompts_in_file": sum(in_file.values()), "sittings": len({one.sitting for some in done.values() for one in some}),
+            "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
+            "versions": {name: metadata.version(name) for name in VERSIONS},
+        },
+        "definitions": report.DEFINITIONS, "parts": found, "advice": advice(found), "guards": [],
+        "examples": examples_of(done[parts[0]], found[0]), "training": runs.passed_over(recipe.folder),
+        "measurements": [m.__dict__ for some in done.values() for one in some for m in one.measured],
+    }  # fmt: skip
 
 
-def prepare_all(target: Any, arms: list[Arm]) -> str:
-    """Baseline and candidates alike go through prepare_for_decoding; how that went."""
-    for model in (target, *(arm.drafter.model for arm in arms if hasattr(arm.drafter, "model"))):
-        prepare_for_decoding(model)
-    done = report_of(target)
-    return (
-        f"prepared for decoding ({done.linears} linears, {done.norms} norms{'; ' + done.why_not if done.why_not else ''})"
-        if done
+def _time(done: Sequence[Any], kept: Kept, parts: Sequence[Part], reporting: float) -> dict[str, Any]:
+    """Where the seconds of an evaluation went, and the share that was not decoding; loading the models is left out."""
+    spent = {what: sum(one.seconds[what] for one in done) for what in ("decoding", "teacher_forced", "all")}
+    clocks = sum(kept.clocks[part][1] for part in parts)
+    whole = spent["all"] + clocks + reporting
+    rest = whole - spent["decoding"] - spent["teacher_forced"] - clocks
+    share = 1 - spent["decoding"] / whole
+    sittings = len({one.sitting for one in done})
+    again = (
+        f" It was measured in {sittings} sittings, after interruptions: clocks of two sittings may differ, but an answer's runs all lie in one."
+        if sittings > 1
         else ""
     )
+    return {
+        "decoding": spent["decoding"], "teacher_forced": spent["teacher_forced"], "clocks": clocks, "rest": rest, "not_decoding": share,
+        "said": f"Of {whole:.0f} seconds, the loading of models aside, {share:.1%} were not decoding: clocks {clocks:.1f} s, teacher-forced "
+        f"passes {spent['teacher_forced']:.1f} s, all else {rest:.1f} s.{again}",
+    }  # fmt: skip
 
 
-def refuse_another_target(draft: Path, revision: str) -> None:
-    """ValueError where a draft's drafter.json says that it was made from another target."""
-    described = draft / "drafter.json"
-    if not described.is_file():
-        return
-    made_for = json.loads(described.read_text(encoding="utf-8")).get("revision", revision)
-    if made_for != revision:
-        raise ValueError(
-            f"{draft} was made from a target of revision {made_for}; this one has {revision}. Measure it with its own target"
-        )
+def _show(whole: dict[str, Any], folder: Path) -> None:
+    for part in whole["parts"]:
+        where = f" ({setting(part)})" if len(whole["parts"]) > 1 else ""
+        print_table(f"What the drafts are worth{where}", report.rows(part))
+        print_table(f"Tokens per call (speed-up) by kind{where}", report.kinds(part))
+        print_table(f"What a round costs, and the speed-up that follows{where}", report.predictions(part))
+    for sentence in [*whole["advice"], *whole["guards"]]:
+        print(sentence)
+    first = whole["parts"][0]
+    if first["prompts"] < first["prompts_in_file"]:
+        print(f"{first['prompts']} of {first['prompts_in_file']} prompts; for all of them: {whole['how']['all_prompts_command']}")
+    print(whole["how"]["time"]["said"])
+    print(f"report: {folder / 'report.md'}, {folder / 'report.html'}")
 
 
 def _program() -> str:
     """How the reader called this program, so that what is printed can be pasted."""
     return sys.argv[0] if Path(sys.argv[0]).name == "draftsmith" else "draftsmith"
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def print_table(title: str, lines: list[list[str]]) -> None:
-    head, *body = lines
-    table = Table(title=title, title_justify="left")
-    for place, one in enumerate(head):
-        table.add_column(one, justify="left" if place == 0 else "right", no_wrap=place != 3)
-    for line in body:
-        table.add_row(*line)
-    console = Console()
-    # A pipe or a log has no width of its own; the table must not be folded to 80 columns there.
-    (console if console.is_terminal else Console(width=150)).print(table)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from draftsmith.recipes.fields import Closed, Positive, SamplingSettings, once, one_or_list
-
-Files = Annotated[
-    Annotated[list[str], Field(min_length=1), AfterValidator(once), Tag("list")] | Annotated[str, Tag("name")], one_or_list
-]
+from draftsmith.recipes.fields import Closed, Files, Positive, SamplingSettings
 
 
 class Data(Closed):

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, Tag, field_validator
 
-from draftsmith.recipes.fields import Closed, Positive, SamplingSettings
+from draftsmith.recipes.fields import Closed, Files, Positive, SamplingSettings, once, one_or_list
 from draftsmith.recipes.runs import NAMED
+
+Drafted = Positive | Literal["adaptive"]
+Lengths = Annotated[
+    Annotated[list[Drafted], Field(min_length=1), AfterValidator(once), Tag("list")] | Annotated[Drafted, Tag("name")], one_or_list
+]
+
+
+class Named(NamedTuple):
+    """One arm of a measurement: a candidate at one k."""
+
+    name: str
+    drafter: str
+    k: int | str
 
 
 class Candidate(Closed):
@@ -16,7 +29,7 @@ class Candidate(Closed):
     drafter: str = Field(
         description="ngram, ngram:N, exit:N, run:untrained|warm|best|latest (of exits :N behind it), a folder, a hub id, or ngram+ and one of these"
     )
-    k: Positive | Literal["adaptive"] = Field(4, description="tokens drafted a round; adaptive: whatever pays, none included")
+    k: Lengths = Field(4, description="tokens drafted a round; adaptive: whatever pays, none included; a list: each is measured")
     name: str | None = None
 
     @field_validator("drafter")
@@ -36,23 +49,43 @@ class Candidate(Closed):
     def called(self) -> str:
         return self.name or self.drafter.replace("run:", "")
 
+    @property
+    def arms(self) -> list[Named]:
+        """One for each k, told apart by it where there are several."""
+        ks = self.k if isinstance(self.k, list) else [self.k]
+        return [Named(f"{self.called}, k={k}" if len(ks) > 1 else self.called, self.drafter, k) for k in ks]
+
 
 def _named_apart(candidates: list[Candidate]) -> list[Candidate]:
-    names = [one.called for one in candidates]
+    names = [arm.name for one in candidates for arm in one.arms]
     if len(set(names)) < len(names):
         raise ValueError(f"two candidates are called the same ({', '.join(names)}); give them names")
     return candidates
 
 
 class Eval(Closed):
-    prompts: str
+    prompts: Files = Field(description="a file of prompts, or several, each reported apart")
     per_kind: Annotated[int, Field(ge=0)] = Field(0, description="prompts of each kind, the first ones; 0 takes all")
     max_new_tokens: Positive = 48
     candidates: Annotated[list[Candidate], Field(min_length=1), AfterValidator(_named_apart)]
     sampling: SamplingSettings = SamplingSettings()
+    temperatures: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(once)] = Field(
+        [], description="each is measured, with the top_k and top_p of sampling; none: the one of sampling"
+    )
+    batches: Annotated[list[Positive], Field(min_length=1), AfterValidator(once)] = Field(
+        [1], description="prompts decoded together; each size is measured, plain decoding's too"
+    )
     threads: Positive = 1
     decoding: Literal["as_loaded", "prepared"] = Field(
         "as_loaded", description="prepared: fp32 models on the CPU go through prepare_for_decoding, plain decoding's too"
     )
     seed: int = 0
     bootstrap: Positive = 2000
+
+    @property
+    def files(self) -> list[str]:
+        return self.prompts if isinstance(self.prompts, list) else [self.prompts]
+
+    @property
+    def arms(self) -> list[Named]:
+        return [arm for one in self.candidates for arm in one.arms]

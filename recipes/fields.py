@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -29,6 +29,11 @@ def once(values: list[Any]) -> list[Any]:
 
 
 one_or_list = Discriminator(lambda value: "list" if isinstance(value, list) else "name")
+
+
+Files = Annotated[
+    Annotated[list[str], Field(min_length=1), AfterValidator(once), Tag("list")] | Annotated[str, Tag("name")], one_or_list
+]
 
 
 class SamplingSettings(Closed):

@@ -57,7 +57,7 @@ class Progress:
             return
         self._said = now
         done, since = number - self._first[0], now - self._first[1]
-        left = f", {_clock(since / done * (self._total - number))} left" if done > 0 else ""
+        left = f", {clock(since / done * (self._total - number))} left" if done > 0 else ""
         self._say(f"{number}/{self._total} {self._unit}{left}{'; ' + note if note else ''}")
 
     def stop(self) -> None:
@@ -69,12 +69,12 @@ class Progress:
     def done(self, note: str = "") -> None:
         self.stop()
         if not self._quiet:
-            self._say(f"{self._total} {self._unit} in {_clock(time.monotonic() - self._started)}{'; ' + note if note else ''}")
+            self._say(f"{self._total} {self._unit} in {clock(time.monotonic() - self._started)}{'; ' + note if note else ''}")
 
     def _say(self, line: str) -> None:
         print(f"{self._what}: {line}", file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

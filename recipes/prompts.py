@@ -116,4 +116,5 @@ def _prompt(row: Any, where: str) -> Prompt | str:
         return "the prompt is empty"
     if any("\ud800" <= letter <= "\udfff" for text in (*turns, *(one["content"] for one in history)) for letter in text):
         return "the text holds half a character (a lone surrogate)"
-    return Prompt(str(row.get("id") or where), str(row.get("category") or "all"), history, turns)
+    known = row.get("id")  # 0 is one
+    return Prompt(where if known in (None, "") else str(known), str(row.get("category") or "all"), history, turns)

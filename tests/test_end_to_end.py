@@ -31,8 +31,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_says_what_was_measured_and_how(finished: Path) -> None:
     run = finished / "runs" / "small"
     report = json.loads((run / "report.json").read_text())
-    assert list(report["candidates"]) == ["ngram", "untrained", "warm", "best", "both"]
-    for one in report["candidates"].values():
+    (part,) = report["parts"]
+    assert list(part["candidates"]) == ["ngram", "untrained", "warm", "best", "both"]
+    for one in part["candidates"].values():
         figures = one["all"]
         assert figures["equal"] == figures["compared"] == 4
         assert figures["new_tokens"] == figures["target_calls"] + figures["accepted"]
@@ -42,8 +43,8 @@ def test_the_report_says_what_was_measured_and_how(finished: Path) -> None:
     assert how["dtype"] == "fp32"
     assert how["versions"]["transformers"]
     assert how["prepared"].startswith("prepared for decoding (")
-    assert report["candidates"]["both"]["k"] == "adaptive"
-    assert len(report["measurements"]) == 20
+    assert part["candidates"]["both"]["k"] == "adaptive"
+    assert len(report["measurements"]) == 24  # plain decoding once more among them
     page = (run / "report.md").read_text()
     for word in (
         "tokens/call",

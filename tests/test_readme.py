@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draftsmith import cli
 from draftsmith.eval import report
+from draftsmith.eval.advice import advice
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,11 +43,13 @@ def test_every_path_exists() -> None:
 
 def test_the_tables_are_what_was_measured() -> None:
     measured = json.loads((ROOT / "docs" / "measured" / "quickstart.json").read_text())
-    assert measured["prompts"] == measured["how"]["prompts_in_file"] == 96
-    for table in (report.rows(measured), report.kinds(measured)):
+    (part,) = measured["parts"]
+    assert part["prompts"] == part["prompts_in_file"] == 96
+    for table in (report.rows(part), report.kinds(part)):
         for line in table:
             assert "| " + " | ".join(line) + " |" in README, line
-    assert report.verdict(measured).strip() in README
+    assert measured["advice"] == advice(measured["parts"])
+    assert f"**{measured['advice'][0]}**" in README
     assert measured["how"]["versions"]["torch"] in README
     assert measured["how"]["device"] in README
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
-from scipy import stats
+from draftsmith.eval.measurement import Measurement
+from draftsmith.eval.metrics.intervals import Interval, interval
 
-from draftsmith.eval.bench import Measurement
+__all__ = [
+    "Interval", "acceptance_by_position", "accepted_per_drafted", "against", "histogram", "interval", "speed_up", "summary", "tokens_per_call",
+]  # fmt: skip
 
-
-class Interval(NamedTuple):
-    """A ratio and its 95 % bootstrap interval with the prompt as the unit; the ends are None from fewer than 3 prompts."""
-
-    value: float
-    low: float | None
-    high: float | None
+Sums = Callable[[Measurement], tuple[float, ...]]
 
 
 def tokens_per_call(measured: Sequence[Measurement]) -> float:
-    """Tokens emitted per call of the target, its own token included; plain decoding is 1. The prefill is not counted."""
+    """Tokens emitted per call of the target, its own token and the prefill included; plain decoding is 1."""
     return sum(m.new_tokens for m in measured) / sum(len(m.accepted_lengths) for m in measured)
 
 
@@ -41,40 +38,86 @@ def acceptance_by_position(measured: Sequence[Measurement]) -> list[tuple[int, i
     return [(accepted, tried) for accepted, tried in counts]
 
 
+def histogram(measured: Sequence[Measurement]) -> list[int]:
+    """How many calls that had drafts accepted 0, 1, 2 ... of them."""
+    found = Counter(
+        accepted for m in measured for drafted, accepted in zip(m.drafted_lengths, m.accepted_lengths, strict=True) if drafted
+    )
+    return [found[length] for length in range(max(found, default=-1) + 1)]
+
+
+def by_unit(measured: Sequence[Measurement], sums: Sums) -> dict[str, tuple[float, ...]]:
+    """`sums` of each measurement, added up over those that share a unit."""
+    units: dict[str, tuple[float, ...]] = {}
+    for m in measured:
+        these = sums(m)
+        units[m.unit] = tuple(a + b for a, b in zip(units.get(m.unit, (0.0,) * len(these)), these, strict=True))
+    return units
+
+
 def speed_up(measured: Sequence[Measurement], resamples: int, seed: int = 0) -> Interval:
     """Tokens a second over plain decoding's on the same prompts, prefill included."""
-    by_prompt: dict[str, list[float]] = {}
-    for m in measured:
-        sums = by_prompt.setdefault(m.prompt, [0.0, 0.0, 0.0, 0.0])
-        for place, value in enumerate((m.new_tokens, m.seconds, m.baseline_tokens, m.baseline_seconds)):
-            sums[place] += value
-    columns = tuple(np.array(list(by_prompt.values())).T)
-    value = float(_ratio(*columns))
-    if len(by_prompt) < 3:
-        return Interval(value, None, None)
-    drawn = stats.bootstrap(
-        columns, _ratio, paired=True, vectorized=True, n_resamples=resamples, method="percentile", rng=np.random.default_rng(seed)
-    )
-    return Interval(value, float(drawn.confidence_interval.low), float(drawn.confidence_interval.high))
+    sums = by_unit(measured, lambda m: (m.new_tokens, m.seconds, m.baseline_tokens, m.baseline_seconds))
+    return interval(sums.values(), resamples, seed)
 
 
-def _ratio(tokens: Any, seconds: Any, baseline_tokens: Any, baseline_seconds: Any, axis: int = -1) -> Any:
-    return (tokens.sum(axis) / seconds.sum(axis)) / (baseline_tokens.sum(axis) / baseline_seconds.sum(axis))
+def against(ours: Sequence[Measurement], theirs: Sequence[Measurement], resamples: int, seed: int = 0) -> Interval:
+    """Tokens a second of one arm over another's, on the prompts that both answered, which are drawn together."""
+    a, b = (by_unit(some, lambda m: (m.new_tokens, m.seconds)) for some in (ours, theirs))
+    both = [(*a[unit], *b[unit]) for unit in a if unit in b]
+    if not both:
+        raise ValueError("two arms without a common prompt: measure them in one run, on the same prompts, to compare them")
+    return interval(both, resamples, seed)
 
 
-def summary(measured: Sequence[Measurement], resamples: int, seed: int = 0) -> dict[str, Any]:
-    """All figures of one candidate on one set of answers, ready for json."""
+def summary(measured: Sequence[Measurement], resamples: int, seed: int = 0, bytes_share: float | None = None) -> dict[str, Any]:
+    """All figures of one candidate on one set of answers, ready for json; `bytes_share` is c_P, the draft's bytes over the target's."""
     calls = sum(len(m.accepted_lengths) for m in measured)
-    drafted = sum(sum(m.drafted_lengths) for m in measured)
+    rounds = calls - len(measured)  # behind the prefills
+    drafted, accepted = (sum(sum(lengths) for lengths in each) for each in _lengths(measured))
+    new, had = sum(m.new_tokens for m in measured), sum(m.baseline_tokens for m in measured)
+    tau = (new - len(measured)) / rounds if rounds else None
     return {
-        "answers": len(measured), "prompts": len({m.prompt for m in measured}), "new_tokens": sum(m.new_tokens for m in measured),
-        "target_calls": calls, "drafted": drafted, "accepted": sum(sum(m.accepted_lengths) for m in measured),
+        "answers": len(measured), "prompts": len({m.prompt for m in measured}), "new_tokens": new, "target_calls": calls,
+        "drafts": sum(one > 0 for m in measured for one in m.drafted_lengths), "drafted": drafted, "accepted": accepted,
         "tokens_per_call": tokens_per_call(measured), "accepted_per_drafted": accepted_per_drafted(measured),
-        "acceptance_by_position": acceptance_by_position(measured),
+        "tau": None if tau is None else _interval(measured, lambda m: (m.new_tokens - 1, len(m.accepted_lengths) - 1), resamples, seed),
+        "tau_without_bonus": accepted / rounds if rounds else None,
+        "acceptance_by_position": acceptance_by_position(measured), "histogram": histogram(measured),
+        "mbsu": None if tau is None or bytes_share is None else tau / (1 + drafted / rounds * bytes_share),
         "speed_up": speed_up(measured, resamples, seed)._asdict(),
         "equal": sum(m.equal for m in measured), "compared": sum(m.compared for m in measured),
         "gaps": sorted((gap for m in measured for gap in m.gaps), reverse=True),
         "draft_ms": sum(m.draft_ms * sum(m.drafted_lengths) for m in measured) / max(drafted, 1),
         "target_ms": sum(m.target_ms * len(m.accepted_lengths) for m in measured) / calls,
-        "baseline_ms": sum(m.baseline_ms * m.baseline_tokens for m in measured) / sum(m.baseline_tokens for m in measured),
+        "baseline_ms": sum(m.baseline_ms * m.baseline_tokens for m in measured) / had,
+        **latencies(measured),
+        "peak_bytes": max(m.peak_bytes for m in measured), "baseline_peak_bytes": max(m.baseline_peak_bytes for m in measured),
+        "limited": sum(m.limited for m in measured),
     }  # fmt: skip
+
+
+def latencies(measured: Sequence[Measurement]) -> dict[str, float | None]:
+    """What a client waits for, in ms: the first token, each token behind it, the whole answer; means, plain decoding's beside ours."""
+
+    def waited(first: list[float], last: list[float], tokens: list[int]) -> tuple[float, float | None, float]:
+        behind = sum(tokens) - len(tokens)
+        between = 1000 * (sum(last) - sum(first)) / behind if behind else None
+        return 1000 * sum(first) / len(first), between, 1000 * sum(last) / len(last)
+
+    ours = waited([m.first_seconds for m in measured], [m.last_seconds for m in measured], [m.new_tokens for m in measured])
+    theirs = waited(
+        [m.baseline_first_seconds for m in measured],
+        [m.baseline_last_seconds for m in measured],
+        [m.baseline_tokens for m in measured],
+    )
+    names = ("first_token_ms", "per_token_ms", "answer_ms")
+    return dict(zip(names, ours, strict=True)) | {f"baseline_{name}": ms for name, ms in zip(names, theirs, strict=True)}
+
+
+def _lengths(measured: Sequence[Measurement]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [m.drafted_lengths for m in measured], [m.accepted_lengths for m in measured]
+
+
+def _interval(measured: Sequence[Measurement], sums: Sums, resamples: int, seed: int) -> dict[str, float | None]:
+    return interval(by_unit(measured, sums).values(), resamples, seed)._asdict()

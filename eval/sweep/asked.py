@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftsmith.eval.candidates import folder_of, place_of
 from draftsmith.eval.plan.sizes import read_config
-from draftsmith.eval.run import place_of
 from draftsmith.recipes import Recipe
 from draftsmith.specdec.places import locate
 
@@ -45,10 +45,11 @@ def asked_of(recipe: Recipe | None, said: Mapping[str, Any]) -> Asked:
     if recipe is not None:
         settings = recipe.eval
         known = {
-            "target": recipe.target.model, "dtype": recipe.target.dtype, "prompts": settings.prompts, "per_kind": settings.per_kind,
+            "target": recipe.target.model, "dtype": recipe.target.dtype, "per_kind": settings.per_kind,
             "max_new_tokens": settings.max_new_tokens, "decoding": settings.decoding, "threads": settings.threads,
             "seed": settings.seed, "bootstrap": settings.bootstrap, "out": str(recipe.folder / "sweep"), **settings.sampling.model_dump(),
         }  # fmt: skip
+        known |= {"prompts": settings.files[0]} if len(settings.files) == 1 else {}
         named = tuple(one.drafter for one in settings.candidates)
         own = tuple(one for one in named if re.fullmatch(r"run:(best|latest):\d+", one))
         known |= {"drafters": own} if own else {}
@@ -74,21 +75,6 @@ def every_layer(names: tuple[str, ...]) -> list[str]:
         many = None if Path(name).exists() else LAYERED.fullmatch(name)
         out += [f"{many[1]}:{layer}" for layer in many[2].split(",")] if many else [name]
     return list(dict.fromkeys(out))
-
-
-def layer_of(name: str) -> tuple[str, int] | None:
-    """`FOLDER:6` -> (FOLDER, 6), `exit:6` -> (exit, 6); None for a drafter that is no exit."""
-    found = re.fullmatch(r"(.*):(\d+)", name)
-    return (found[1], int(found[2])) if found and found[1] != "ngram" and not Path(name).exists() else None
-
-
-def folder_of(name: str) -> str:
-    """Where a drafter's files lie: its name without a lookup before it and a layer behind it."""
-    if Path(name).exists():
-        return name
-    last = name.rpartition("+")[2]
-    layer = layer_of(last)
-    return layer[0] if layer else last
 
 
 def _check_numbers(asked: Asked) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from draftsmith.eval.bench import Measurement
+from draftsmith.eval.advice import interval as with_interval
+from draftsmith.eval.chosen import chosen_elsewhere
+from draftsmith.eval.measurement import Measurement
 from draftsmith.eval.metrics import Interval, speed_up
-from draftsmith.eval.report import with_interval
 
 Setting = tuple[str, int]  # drafter, k
 
@@ -44,21 +45,3 @@ def choose(
 
 def fastest(speeds: Mapping[Setting, Interval]) -> Setting:
     return max(speeds, key=lambda one: (speeds[one].value, -one[1]))
-
-
-def chosen_elsewhere(measured: Mapping[Setting, Sequence[Measurement]]) -> list[Measurement]:
-    """On each prompt the measurements of the setting that was fastest on all the others; on one prompt alone, the fastest's.
-
-    Plain decoding ran on the same prompts for all, so the setting of the most tokens a second is that of the highest speed-up.
-    """
-    prompts = list(dict.fromkeys(one.prompt for one in next(iter(measured.values()))))
-    taken: list[Measurement] = []
-    for prompt in prompts:
-        others = {setting: [one for one in its if one.prompt != prompt or len(prompts) == 1] for setting, its in measured.items()}
-        best = max(others, key=lambda setting: _tokens_a_second(others[setting]))
-        taken += [one for one in measured[best] if one.prompt == prompt]
-    return taken
-
-
-def _tokens_a_second(measured: Sequence[Measurement]) -> float:
-    return sum(one.new_tokens for one in measured) / sum(one.seconds for one in measured)

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftsmith.eval.bench import Measurement
-from draftsmith.eval.sweep.costs import Cost
-from draftsmith.eval.sweep.predicted import Answer
+from draftsmith.eval.measurement import Measurement, read_measurement
+from draftsmith.eval.prediction.costs import Cost, cost_of
+from draftsmith.eval.prediction.predicted import Answer
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, write_whole
 
@@ -40,7 +40,7 @@ def read_started(folder: Path, identity: dict[str, Any]) -> Started | None:
     if changed := sorted(key for key in {*identity, *found["identity"]} if found["identity"].get(key) != identity.get(key)):
         was = ", ".join(f"{key} {found['identity'].get(key)!r}" for key in changed)
         raise ValueError(f"{folder} holds a sweep of another {was}; give another --out, or remove it to begin anew")
-    return Started(found["step"], {name: Cost(**one) for name, one in found["costs"].items()}, found["prepared"])
+    return Started(found["step"], {name: cost_of(one) for name, one in found["costs"].items()}, found["prepared"])
 
 
 def write_started(folder: Path, identity: dict[str, Any], started: Started) -> None:
@@ -66,7 +66,7 @@ def read_done(folder: Path, prompts: Sequence[Prompt]) -> dict[str, Done]:
             continue
         if wanted[line["prompt"]] != line["digest"]:
             raise ValueError(f"prompt {line['prompt']} has changed since {path} was begun; give another --out, or remove {folder}")
-        measured = [_measurement(one) for one in line["measured"]]
+        measured = [read_measurement(one) for one in line["measured"]]
         done[line["prompt"]] = Done([Answer(**one) for one in line["answers"]], measured)
     return done
 
@@ -77,11 +77,6 @@ def write_done(folder: Path, prompt: Prompt, done: Done) -> None:
         "answers": [one._asdict() for one in done.answers], "measured": [asdict(one) for one in done.measured],
     }  # fmt: skip
     append_lines(folder / "prompts.jsonl", [json.dumps(line)])
-
-
-def _measurement(line: dict[str, Any]) -> Measurement:
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
-    return Measurement(**fields)
 
 
 def _digest(prompt: Prompt) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftsmith.eval.report import equal, with_interval
+from draftsmith.eval.advice import interval as with_interval
+from draftsmith.eval.report import equal
 
 DEFINITIONS = {
     "alpha": "mean chance that a draft stays, along plain decoding's own answers; at temperature 0 the share of tokens that the draft would have said",

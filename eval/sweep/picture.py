@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from draftsmith.eval.sweep.asked import layer_of
+from draftsmith.eval.candidates import layer_of
 from draftsmith.recipes.files import whole_file
 
 COLOURS = "PuOr_r"  # two hues that the colour-blind tell apart, pale at 1, where speculation gains nothing

@@ -13,21 +13,24 @@ import numpy as np
 import torch
 
 from draftsmith.eval import metrics
-from draftsmith.eval.bench import Arm, Measurement, measure
+from draftsmith.eval.bench import Bench, measure
+from draftsmith.eval.candidates import folder_of, prepare_all, refuse_another_target
+from draftsmith.eval.machine import processor
+from draftsmith.eval.measurement import Arm, Measurement
+from draftsmith.eval.prediction.chances import chances, target_chances
+from draftsmith.eval.prediction.costs import PROMPTS, ROUNDS, costs
+from draftsmith.eval.prediction.predicted import Answer, predict
 from draftsmith.eval.prompts import sample
-from draftsmith.eval.run import prepare_all, print_table, processor, refuse_another_target
 from draftsmith.eval.sweep import page
-from draftsmith.eval.sweep.asked import Asked, folder_of
-from draftsmith.eval.sweep.chances import chances, target_chances
+from draftsmith.eval.sweep.asked import Asked
 from draftsmith.eval.sweep.choice import choose
-from draftsmith.eval.sweep.costs import PROMPTS, ROUNDS, costs
 from draftsmith.eval.sweep.kept import Done, Started, read_done, read_started, write_done, write_started
 from draftsmith.eval.sweep.picture import draw
-from draftsmith.eval.sweep.predicted import Answer, predict
+from draftsmith.eval.tables import print_table
 from draftsmith.recipes import Prompt, read_prompts
 from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
-from draftsmith.specdec import Generation, Sampling, load, load_drafter
+from draftsmith.specdec import Sampling, load, load_drafter
 from draftsmith.specdec.models import chat_ids, real_ids
 from draftsmith.specdec.places import revision
 
@@ -84,12 +87,12 @@ def called(drafter: str, k: int) -> str:
 def _clock(
     target: Any, tokenizer: Any, prompts: list[Prompt], arms: list[Arm], how: Sampling, asked: Asked, prepared: str
 ) -> Started:
-    texts = [
-        chat_ids(tokenizer, [*one.history, {"role": "user", "content": one.turns[0]}])
+    groups = [
+        [chat_ids(tokenizer, [*one.history, {"role": "user", "content": one.turns[0]}])]
         for one in prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
     ]
-    progress = Progress("clocking", len(texts) * (len(arms) + len(asked.drafters)), unit="runs")
-    step, found = costs(target, texts, arms, how, asked.seed, real_ids(target, tokenizer), progress.at)
+    progress = Progress("clocking", len(groups) * (len(arms) + len(asked.drafters)), unit="runs")
+    step, _, found = costs(target, groups, arms, how, asked.seed, real_ids(target, tokenizer), progress.at)
     progress.done(f"a plain step takes {1000 * step:.1f} ms")
     return Started(step, found, prepared)
 
@@ -98,27 +101,18 @@ def _measure(
     target: Any, tokenizer: Any, prompts: list[Prompt], drafters: dict[str, Any], arms: list[Arm], how: Sampling, asked: Asked
 ) -> Iterator[tuple[Prompt, Done]]:
     """Each prompt with all that was found on its answers; the drafters' passes run between the clocked runs."""
-    answers: list[Answer] = []
-    measured: list[Measurement] = []
-
-    def on_plain(prompt: Prompt, ids: list[int], plain: Generation) -> None:
-        said = plain.tokens[0]
-        text, n, k = [*ids, *said], len(said), max(asked.k)
+    bench = Bench(target, tokenizer, arms, how, asked.max_new_tokens, asked.seed)
+    done = Done([], [])
+    for one in measure(bench, [[prompt] for prompt in prompts]):
+        plain = one.plain.generation
+        text, n, k = [*one.ids[0], *plain.tokens[0]], len(plain.tokens[0]), max(asked.k)
         p = target_chances(target, text, n, how, real_ids(target, tokenizer))
-        each = {name: chances(one, text, n, k, how, p) for name, one in drafters.items()}
-        answers.append(Answer(n, plain.prefill_seconds, plain.seconds, each))
-
-    if not prompts:
-        return
-    waiting = iter(prompts)
-    prompt = next(waiting)
-    for some in measure(target, tokenizer, prompts, arms, how, asked.max_new_tokens, asked.seed, on_plain):
-        measured += some
-        if len(answers) == len(prompt.turns):
-            yield prompt, Done(list(answers), list(measured))
-            answers.clear()
-            measured.clear()
-            prompt = next(waiting, prompt)
+        each = {name: chances(drafter, text, n, k, how, p) for name, drafter in drafters.items()}
+        done.answers.append(Answer(n, plain.prefill_seconds, plain.seconds, each))
+        done.measured.extend(one.measured)
+        if one.turn == len(one.group[0].turns) - 1:
+            yield one.group[0], done
+            done = Done([], [])
 
 
 def summed_up(asked: Asked, started: Started, done: list[Done], name: str, device: str, prompts_in_file: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -111,19 +112,15 @@ class ModelDrafter:
         self._pause_strangers(new)
 
     @torch.inference_mode()
-    def chances(self, text: list[int], n: int, how: Sampling) -> Tensor | None:
-        """The chance that it drafts each of the last `n` tokens of `text` behind all those before it, [n]: one forward, no history.
-
-        None where the text does not fit the draft; a decoder would do some of it plainly.
+    def laws(self, text: list[int], n: int, how: Sampling) -> Iterator[Tensor] | None:
+        """Its laws of the last `n` tokens of `text`, each behind all those before it, `STRETCH` places at a time ([m, V], fp32): one
+        forward, no history. None where the text does not fit the draft; a decoder would do some of it plainly.
         """
         lm = CachedLM(self.model, 1)
         if max(text) >= self._known or len(text) - 1 > (lm.max_positions or NO_LIMIT):
             return None
         logits, _ = lm.extend(torch.tensor([text[:-1]]), None, keep=n)
-        laws = self._spread(to_probs(logits[0, :, : self.vocab_size], how))
-        said = torch.tensor(text[-n:], device=laws.device)
-        sayable = said < laws.shape[-1]
-        return laws.gather(-1, said.where(sayable, 0)[:, None])[:, 0] * sayable
+        return (self._spread(to_probs(some, how)) for some in logits[0, :, : self.vocab_size].split(STRETCH))
 
     def select(self, rows: Tensor) -> None:
         self._lm.select(rows.to(self.model.device))
@@ -195,3 +192,4 @@ class ModelDrafter:
 
 
 NO_LIMIT = 1 << 62
+STRETCH = 64  # places whose laws exist at a time

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftsmith.eval.bench import Measurement
+from draftsmith.eval.chosen import chosen_elsewhere
+from draftsmith.eval.measurement import Measurement
 from draftsmith.eval.metrics import speed_up
-from draftsmith.eval.sweep.choice import Choice, Setting, choose, chosen_elsewhere
+from draftsmith.eval.sweep.choice import Choice, Setting, choose
 
 
 def measured(speeds: Sequence[float]) -> list[Measurement]:

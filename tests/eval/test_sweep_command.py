@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from draftsmith.eval.candidates import folder_of, layer_of
+from draftsmith.eval.prediction.costs import Cost
 from draftsmith.eval.sweep import run
-from draftsmith.eval.sweep.asked import asked_of, every_layer, folder_of, layer_of
-from draftsmith.eval.sweep.costs import Cost
+from draftsmith.eval.sweep.asked import asked_of, every_layer
 from draftsmith.eval.sweep.kept import Started, read_started, write_started
 from draftsmith.eval.sweep.picture import draw, layer_axis
 from draftsmith.recipes import load_recipe

@@ -22,9 +22,10 @@ def test_the_shapes_of_a_record(tmp_path: Path) -> None:
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "given"}]
     name = write(
         tmp_path / "p.jsonl", {"prompt": "one"}, {"id": 7, "category": "x", "turns": ["two", "three"]}, {"messages": told},
-        {"messages": [*told, {"role": "user", "content": "b"}], "prompt": "as chat sets have it", "turns": None},
+        {"messages": [*told, {"role": "user", "content": "b"}], "prompt": "as chat sets have it", "turns": None}, {"id": 0, "prompt": "five"},
     )  # fmt: skip
-    one, two, three, four = read_prompts(name)
+    one, two, three, four, five = read_prompts(name)
+    assert (five.id, three.id) == ("0", "line 3")
     assert (one.id, one.category, one.turns) == ("line 1", "all", ["one"])
     assert (two.id, two.category, two.turns) == ("7", "x", ["two", "three"])
     assert (three.history, three.turns) == (told[:1], ["a"]), "a given last answer is to be the target's own"
@@ -96,3 +97,30 @@ def test_the_answers_that_ship_belong_to_the_prompts_that_ship() -> None:
     assert about["tokens"] == sum(len(row["answer_ids"]) for row in rows)
     assert about["finished"] + about["cut_off"] == len(rows)
     assert all((row["answer_ids"][-1] == 2) == row["finished"] for row in rows)
+
+
+# The first lines of the sets that evaluations are run on, in their form and with other words.
+SETS = {
+    "gsm8k": {
+        "id": "gsm8k-0",
+        "category": "math",
+        "turns": ["A hen lays 3 eggs.\nReason step by step, and put the answer within \\boxed{}."],
+    },
+    "humaneval": {
+        "id": "humaneval-0",
+        "category": "code",
+        "turns": ['Write:\n```python\ndef f(x: float) -> bool:\n    """ >>> f(1.0)\n```'],
+    },
+    "math500": {"id": "math500-0", "category": "math", "turns": ["Convert $(0,3)$ to $(r,\\theta)$, $0 \\le \\theta < 2 \\pi.$"]},
+    "mt-bench": {"id": "mt-bench-0", "category": "chat", "turns": ["Write a post.", "Rewrite it."]},
+    "spec_bench": {"id": "spec-bench-81", "category": "writing", "turns": ["Write of Curaçao.", "Begin each line with A."]},
+    "train_prompts": {"id": 0, "category": "code", "source": "mbpp", "turns": ["Write a function."]},
+    "responses": {"category": "code", "source": "mbpp", "turns": ["Write a function."], "response": "def f(): ..."},
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_known_sets_load(name: str, tmp_path: Path) -> None:
+    line = SETS[name]
+    (prompt,) = read_prompts(write(tmp_path / f"{name}.jsonl", line))
+    assert prompt == (str(line.get("id", "line 1")), line["category"], [], line["turns"])

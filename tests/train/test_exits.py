@@ -133,9 +133,10 @@ def test_each_exit_of_a_run_is_measured_by_its_layer(finished: Path) -> None:
     done = inside("eval", recipe, *words)
     assert done.returncode == 0, done.stderr
     report = json.loads((finished / "runs" / "small" / "report.json").read_text())
-    assert list(report["candidates"]) == ["best", "warm:2", "best:3", "ngram+best:1"]
-    assert all(one["all"]["equal"] == one["all"]["compared"] == 2 for one in report["candidates"].values())
-    assert report["candidates"]["best:3"]["drafter"].endswith("draft:3")
+    (part,) = report["parts"]
+    assert list(part["candidates"]) == ["best", "warm:2", "best:3", "ngram+best:1"]
+    assert all(one["all"]["equal"] == one["all"]["compared"] == 2 for one in part["candidates"].values())
+    assert part["candidates"]["best:3"]["drafter"].endswith("draft:3")
     refused = inside("eval", recipe, 'eval.candidates=[{drafter: "run:best:4"}]')
     assert "it has exits after 1, 2, 3" in refused.stderr
     tiny_folder(finished / "other", seed=9)
@@ -205,7 +206,9 @@ def test_the_card_of_an_exit_has_the_figures_of_that_exit(finished: Path, tmp_pa
     (recipe.folder / "report.md").write_text("# Report\n\nFIGURES\n")
 
     def has(measured: str, layer: int | None) -> bool:
-        (recipe.folder / "report.json").write_text(json.dumps({"candidates": {"one": {"drafter": f"{best}{measured}"}}}))
+        (recipe.folder / "report.json").write_text(
+            json.dumps({"parts": [{"candidates": {"one": {"drafter": f"{best}{measured}"}}}]})
+        )
         return "FIGURES" in card(recipe, "", "", [], layer=layer)
 
     assert has("", None)

@@ -123,8 +123,8 @@ def licence(recipe: Recipe) -> str | None:
 def _figures(recipe: Recipe, draft: Path, layer: int | None) -> str:
     """The report of this very draft (of heads: of one of them); a report of other drafts is not this one's."""
     path = recipe.folder / "report.json"
-    measured = json.loads(path.read_text(encoding="utf-8"))["candidates"].values() if path.is_file() else ()
-    if not {one.get("drafter") for one in measured} & _measured_as(recipe, draft, layer):
+    parts = json.loads(path.read_text(encoding="utf-8")).get("parts", ()) if path.is_file() else ()
+    if not {one.get("drafter") for part in parts for one in part["candidates"].values()} & _measured_as(recipe, draft, layer):
         return "Not measured. `draftsmith eval` writes the figures."
     # The headings of the report are one level below the card's.
     page = (recipe.folder / "report.md").read_text(encoding="utf-8")

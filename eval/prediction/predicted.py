@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftsmith.eval.sweep.chances import Chances
-from draftsmith.eval.sweep.costs import Cost
+from draftsmith.eval.prediction.chances import Chances
+from draftsmith.eval.prediction.costs import Cost
 
 
 class Answer(NamedTuple):

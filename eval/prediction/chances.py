@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from draftsmith.specdec import Drafter, Sampling, to_probs
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.drafters import ModelDrafter, Outcome
+from draftsmith.specdec.drafters.model import STRETCH
 
 Chances = list[float] | list[list[float]]  # [n], or a row a block, [n, k], where a draft's words hang on where its block began
 
@@ -24,13 +25,30 @@ def target_chances(target: PreTrainedModel, text: list[int], n: int, how: Sampli
     return to_probs(logits[0, :, :vocabulary], how).gather(-1, said[:, None])[:, 0]
 
 
+@torch.inference_mode()
+def said_by(drafter: ModelDrafter, text: list[int], n: int, how: Sampling) -> Tensor | None:
+    """The chance that it drafts each of the last `n` tokens of `text` behind all those before it, [n]; None where it has no `laws`."""
+    laws = drafter.laws(text, n, how)
+    if laws is None:
+        return None
+    said = text[-n:]
+    return torch.cat([said_chances(some, said[STRETCH * place :][: len(some)]) for place, some in enumerate(laws)])
+
+
+def said_chances(laws: Tensor, said: list[int]) -> Tensor:
+    """What each of the laws [m, V] gives to the token said there: [m]; 0 for one that it cannot say."""
+    tokens = torch.tensor(said, device=laws.device)
+    sayable = tokens < laws.shape[-1]
+    return laws.gather(-1, tokens.where(sayable, 0)[:, None])[:, 0] * sayable
+
+
 def chances(drafter: Drafter, text: list[int], n: int, k: int, how: Sampling, p: Tensor | None) -> Chances:
     """The chance that a draft of each of the last `n` tokens of `text` stays, given that the text goes on so.
 
     A token x comes from an accepted draft with chance min(p, q)(x), and at all with chance p(x): given x it is min(1, q(x) / p(x)).
     Over a text drawn from p these chances average to sum min(p, q); at temperature 0 each is 1 or 0.
     """
-    q = drafter.chances(text, n, how) if isinstance(drafter, ModelDrafter) else None
+    q = said_by(drafter, text, n, how) if isinstance(drafter, ModelDrafter) else None
     if q is None:
         return _walk(drafter, text, n, k, how)
     return [min(1.0, one) for one in (q if p is None else q / p.to(q.device)).tolist()]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from typing import Any
 
 import pytest
 import torch
 
-from draftsmith.eval.bench import Arm
-from draftsmith.eval.sweep import costs as clocks
-from draftsmith.eval.sweep.chances import chances, target_chances
-from draftsmith.eval.sweep.costs import Clocked, Cost, Stopwatch, costs, in_plain_steps
-from draftsmith.eval.sweep.predicted import Answer, predict, rounds
+from draftsmith.eval.measurement import Arm
+from draftsmith.eval.prediction import costs as clocks
+from draftsmith.eval.prediction.chances import chances, said_by, target_chances
+from draftsmith.eval.prediction.costs import Clocked, Cost, Stopwatch, cost_of, costs, enough, in_plain_steps
+from draftsmith.eval.prediction.predicted import Answer, predict, rounds
 from draftsmith.specdec import CombinedDrafter, Drafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
 from draftsmith.specdec.pace import Round
 from exits import some_head
@@ -147,7 +148,7 @@ def test_a_text_that_outgrows_the_draft_is_walked_as_the_decoder_would() -> None
     drafter = ModelDrafter(draft)
     plain = generate(target, [PROMPT], max_new_tokens=24).tokens[0]
     text = [*PROMPT, *plain]
-    assert drafter.chances(text, len(plain), Sampling()) is None
+    assert said_by(drafter, text, len(plain), Sampling()) is None
     found = rounds(chances(drafter, text, len(plain), 2, Sampling(), None), 2)
     assert found.calls == len(generate(target, [PROMPT], drafter, k=2, max_new_tokens=24).rounds[0]) - 1
 
@@ -155,7 +156,7 @@ def test_a_text_that_outgrows_the_draft_is_walked_as_the_decoder_would() -> None
 def test_a_trimmed_draft_never_says_what_it_cannot() -> None:
     target = tiny("llama", seed=2)
     drafter = ModelDrafter(target, ids=torch.arange(0, 41, 2))
-    found = drafter.chances([*PROMPT, 4, 7, 60], 3, Sampling(1.0))
+    found = said_by(drafter, [*PROMPT, 4, 7, 60], 3, Sampling(1.0))
     assert found is not None
     assert found[0] > 0
     assert found[1:].tolist() == [0, 0]  # between the ids that it says, and beyond them
@@ -170,9 +171,14 @@ def test_drafts_that_are_drawn_behind_drafts_are_refused() -> None:
 def test_costs_are_counted_in_plain_steps() -> None:
     plain = Clocked([Round(0, 1, [0], [0], [0], 0.1, 0.7)] * 9 + [Round(0, 1, [0], [0], [0], 50.0, 50.0)], [0.2, 0.2], [2.0])
     them = Clocked([Round(4, 5, [4], [1], [0], 0.8, 1.5)] * 3, [0.5], [3.0])
-    step, found = in_plain_steps(plain, {"exit:1, k = 4": them}, {"exit:1, k = 4": 4})
+    step, reading, found = in_plain_steps(plain, {"exit:1, k = 4": them}, {"exit:1, k = 4": 4})
     assert step == pytest.approx(1.0)  # call, loop and all; the outlier is trimmed away
-    assert found["exit:1, k = 4"] == pytest.approx(Cost(c=0.2, r=1.5, o=0.5, prefill=1.5))
+    assert reading == 2.0
+    cost = found["exit:1, k = 4"]
+    assert cost[:4] == pytest.approx(Cost(c=0.2, r=1.5, o=0.5, prefill=1.5)[:4])
+    assert cost.tau == 2.0  # one of four drafts stayed, and the target's own token
+    assert cost.widths == ((5, pytest.approx(1.5)),)
+    assert cost_of(json.loads(json.dumps(cost._asdict()))) == cost
 
 
 def test_the_clocks_run_on_every_setting() -> None:
@@ -180,18 +186,23 @@ def test_the_clocks_run_on_every_setting() -> None:
     one, other = EarlyExitDrafter(target, 1), NgramDrafter()
     arms = [Arm("a", one, 1), Arm("b", one, 3), Arm("c", other, 2)]
     steps: list[int] = []
-    step, found = costs(target, [PROMPT, PROMPT[:3]], arms, Sampling(), 0, VOCABULARY, steps.append)
+    step, reading, found = costs(target, [[PROMPT], [PROMPT[:3]]], arms, Sampling(), 0, VOCABULARY, steps.append)
     assert step > 0
+    assert reading > 0
     assert set(found) == {"a", "b", "c"}
-    assert all(min(each) > 0 for each in found.values())
+    assert all(min(each[:4]) > 0 for each in found.values())
+    assert [n for n, _ in found["b"].widths] == [4]
+    once: list[int] = []
+    costs(target, [[PROMPT]], arms, Sampling(), 0, VOCABULARY, once.append, rounds=3, beside=False)
+    assert once == [1, 2, 3, 4]  # plain decoding but once
     assert steps == list(range(1, 11))  # two texts, three settings, plain decoding beside each of two drafters
 
 
 def test_only_whole_blocks_are_clocked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Clocked] = {}
-    monkeypatch.setattr(clocks, "in_plain_steps", lambda plain, found, ks: (1.0, seen.update(found)))
+    monkeypatch.setattr(clocks, "in_plain_steps", lambda plain, found, ks: seen.update(found))
     target = tiny("llama", seed=2)
-    costs(target, [PROMPT], [Arm("all accepted", EarlyExitDrafter(target, 3), 3)], Sampling(), 0, VOCABULARY)
+    costs(target, [[PROMPT]], [Arm("all accepted", EarlyExitDrafter(target, 3), 3)], Sampling(), 0, VOCABULARY)
     assert [one.k for one in seen["all accepted"].rounds] == [3, 3]  # of 12 tokens the prefill's, two blocks, and a shorter one
 
 
@@ -202,3 +213,7 @@ def test_the_stopwatch_is_a_fixed_pace() -> None:
     assert out.rounds == generate(target, [PROMPT], EarlyExitDrafter(target, 1), k=3, max_new_tokens=12).rounds
     assert len(watch.rounds) == len(out.rounds[0]) - 1
     assert watch.rounds[0].k == 3
+
+
+def test_the_clocks_take_a_few_hundredths_of_the_decoding() -> None:
+    assert [enough(answers, 48) for answers in (1, 6, 20, 96, 10_000)] == [(1, 3), (1, 3), (1, 8), (3, 8), (3, 8)]
