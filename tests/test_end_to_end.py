@@ -193,6 +193,16 @@ def test_run_again_trains_nothing_anew(finished: Path) -> None:
     assert "2 of 4 prompts; for all of them: draftsmith eval" in done.stdout
 
 
+def test_an_evaluation_leaves_a_page_that_needs_nothing_else(finished: Path) -> None:
+    run = finished / "runs" / "small"
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "trained" in page
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    assert report["guards"], "four prompts are too few, which a guard says"
+    assert report["guards"][0] in (run / "report.md").read_text(encoding="utf-8")
+
+
 def test_training_leaves_the_hashes_of_the_prompts_that_it_read(finished: Path) -> None:
     asked = [json.loads(line)["prompt"] for line in (finished / "train.jsonl").read_text().splitlines()]
     assert read_seen(finished / "runs" / "small") == {prompt_hash(one) for one in asked}
