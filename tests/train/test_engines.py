@@ -217,6 +217,7 @@ def test_what_an_engine_cannot_do_is_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch_of(name)))
     monkeypatch.setattr(run, "load", loads := Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(run, "company", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run.checkpoint, "sound", lambda *_: None)
     recipe = load_recipe(write_run(tmp_path), REFUSED[limit.what])
     refused = name in limit.engines
