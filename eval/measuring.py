@@ -34,7 +34,7 @@ def measure_left(benches: Mapping[Part, Bench], groups: Groups, kept: Kept, plac
     _say_how_long(benches, left, kept, total)
     progress = Progress("measuring", total, unit="answers")
     progress.at(total - missing)
-    done, sitting = total - missing, f"{time.time():.0f}-{os.getpid()}"
+    done, sitting = total - missing, f"{time.time_ns()}-{os.getpid()}"
     for part, bench in benches.items():
         if left[part]:
             cold = [arm for arm in bench.arms if arm.k == "adaptive"] if part in warm else [None, *bench.arms]

@@ -29,6 +29,7 @@ def test_sharding_that_would_silently_not_happen_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(RuntimeError, match=r"FSDP asked for here would silently train unsharded\. Use --multi_gpu"):
         make_accelerator("no")
 

@@ -67,7 +67,7 @@ def test_a_run_of_exits_says_what_each_is_worth_and_keeps_only_heads(finished: P
     run, told = finished / "runs" / "small", (finished / "stdout").read_text()
     for words in (
         "memory: the heads add 0.0",
-        "memory: what LoRA takes is not predicted",
+        "MB of tensors expected",
         "of its exits: after layer 1 acceptance",
         "after layer 3",
     ):
