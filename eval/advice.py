@@ -21,7 +21,7 @@ def setting(part: dict[str, Any]) -> str:
 
 
 def _of(part: dict[str, Any]) -> list[str]:
-    return [verdict(part), *_kinds(part), *_break_even(part), *_better(part), *_noise(part)]
+    return [verdict(part), *_elsewhere(part), *_kinds(part), *_break_even(part), *_better(part), *_noise(part)]
 
 
 def verdict(part: dict[str, Any]) -> str:
@@ -30,11 +30,15 @@ def verdict(part: dict[str, Any]) -> str:
         return (
             f"do not speculate: the best setting, {named(part, name)}, is {interval(speed)} times plain decoding{_why_not(speed)}."
         )
+    return f"use {named(part, name)}: {interval(speed)} times plain decoding."
+
+
+def _elsewhere(part: dict[str, Any]) -> list[str]:
+    """What the choice itself is worth, where there was one: the best of several is in part the luckiest."""
     chosen = part.get("chosen_elsewhere")
-    worth = ""
-    if len(part["candidates"]) > 1 and chosen is not None and chosen["low"] is not None:
-        worth = f"; chosen on the other prompts each time, the fastest setting is worth {interval(chosen)}"
-    return f"use {named(part, name)}: {interval(speed)} times plain decoding{worth}."
+    if not pays(fastest(part)[1]) or len(part["candidates"]) < 2 or chosen is None or chosen["low"] is None:
+        return []
+    return [f"chosen on the other prompts each time, the fastest setting is worth {interval(chosen)}."]
 
 
 def fastest(part: dict[str, Any], kind: str | None = None) -> tuple[str, dict[str, Any]]:

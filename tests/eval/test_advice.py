@@ -45,7 +45,8 @@ def test_the_best_setting_by_kind_and_where_not_to_speculate() -> None:
         }, against=[{"a": "d, k=2", "b": "ngram", **speed(1.6, 1.4, 1.8)}], chosen_elsewhere=speed(1.25, 1.1, 1.35))
     ])  # fmt: skip
     assert found == [
-        "Use d, k=2: 1.30 (1.20..1.40) times plain decoding; chosen on the other prompts each time, the fastest setting is worth 1.25 (1.10..1.35).",
+        "Use d, k=2: 1.30 (1.20..1.40) times plain decoding.",
+        "Chosen on the other prompts each time, the fastest setting is worth 1.25 (1.10..1.35).",
         "The best setting by kind of text: code: d, k=2, 1.30 (1.20..1.40).",
         "Do not speculate on chat (d, k=4: 1.10 (0.90..1.30)): 1 is not excluded.",
         "The break-even of d, k=2 is at an acceptance of 0.41 a draft; it has 0.56.",
