@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from counted import step_twice
 from draftsmith.distill import DistillExits, collate
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.exit_memory import predict_exits
@@ -32,15 +33,7 @@ def taken(
         batch = collate([(list(range(3, 40)), 20), (list(range(5, 33)), 4), (list(range(5, 33)), 8)])
         scored, only = int(batch.scored.sum()), torch.arange(support) if support else None
         objective = DistillExits(tiny(family), exits, weights, chunk=16, support=only, ids=ids)
-        optimizer = torch.optim.AdamW(objective.trainable.parameters(), lr=1e-3)
-        objective.trainable.train()
-        for _ in range(2):
-            live.peak = live.now
-            loss = objective.loss(batch)
-            loss.total.backward()
-            optimizer.step()
-            del loss
-            optimizer.zero_grad(set_to_none=True)
+        step_twice(objective, batch, live)
     return live.peak, predict_exits(FAMILIES[family](), exits, 3, 37, scored, Asked(weights, 16, ids=ids), support=support).total
 
 

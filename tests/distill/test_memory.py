@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from counted import step_twice
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate, memory
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.making.lora import with_lora
@@ -93,15 +94,7 @@ def taken(family: str, whole: bool, support: int, weights: dict[str, float], sai
             draft = with_lora(draft, **lora)  # type: ignore[arg-type]
         only = torch.arange(support) if support else None
         objective = DistillDraft(draft, teacher, weights, chunk=16, support=only, ids=ids)
-        optimizer = torch.optim.AdamW([one for one in objective.trainable.parameters() if one.requires_grad], lr=1e-3)
-        objective.trainable.train()
-        for _ in range(2):
-            live.peak = live.now
-            loss = objective.loss(batch)
-            loss.total.backward()
-            optimizer.step()
-            del loss
-            optimizer.zero_grad(set_to_none=True)
+        step_twice(objective, batch, live)
     expected = predict(
         FAMILIES[family](), FAMILIES[family]() if whole else [0, 2], 3, 37, scored, Asked(weights, 16, ids=ids), support=support, lora=lora,
     )  # fmt: skip

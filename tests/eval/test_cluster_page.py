@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
 
 from draftsmith.eval.plan import Asked, plan
+from llamas import save_llamas
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "cluster.md"
-LLAMAS = {  # width, MLP, layers, heads, tied
-    "llama-3.2-1b": (2048, 8192, 16, 32, True),
-    "llama-3.1-8b": (4096, 14336, 32, 32, False),
-    "llama-3.1-70b": (8192, 28672, 80, 64, False),
-}
 PAIRS = [
     ("llama-3.2-1b", "layers:2"),
     ("llama-3.1-8b", "layers:2"),
@@ -47,11 +42,7 @@ def table() -> str:
 
 
 def test_the_page_has_the_table_that_plan_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, (wide, mlp, layers, heads, tied) in LLAMAS.items():
-        LlamaConfig(
-            vocab_size=128256, hidden_size=wide, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
-            tie_word_embeddings=tied, max_position_embeddings=131072, dtype="bfloat16",
-        ).save_pretrained(tmp_path / name)  # fmt: skip
+    save_llamas(tmp_path)
     monkeypatch.chdir(tmp_path)
     wanted = table()
     if os.environ.get("DRAFTSMITH_PAGES") == "write":  # the way to bring the page up to date

@@ -15,6 +15,7 @@ from draftsmith.cli import main
 from draftsmith.eval.plan import Asked, plan
 from draftsmith.eval.plan.devices import device_named
 from draftsmith.eval.plan.run import parse_alpha
+from llamas import save_llamas
 from runs import inside
 
 ROOT = Path(__file__).parent.parent.parent
@@ -179,19 +180,8 @@ def test_errors_are_one_line_with_what_to_do(target: str, tmp_path: Path) -> Non
     assert of(target, dtype="fp8")["target"]["bytes"] == 6_979_584_000 + 2 * (8_030_261_248 - 6_979_584_000)
 
 
-LLAMAS = {  # what the page calls them: width, MLP, layers, heads, tied
-    "llama-3.2-1b": (2048, 8192, 16, 32, True),
-    "llama-3.1-8b": (4096, 14336, 32, 32, False),
-    "llama-3.1-70b": (8192, 28672, 80, 64, False),
-}
-
-
 def test_the_page_quotes_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, (wide, mlp, layers, heads, tied) in LLAMAS.items():
-        LlamaConfig(
-            vocab_size=128256, hidden_size=wide, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
-            tie_word_embeddings=tied, max_position_embeddings=131072, dtype="bfloat16",
-        ).save_pretrained(tmp_path / name)  # fmt: skip
+    save_llamas(tmp_path)
     monkeypatch.chdir(tmp_path)
     quoted = re.findall(r"^\$ draftsmith (plan .*)\n(.*)$", (ROOT / "docs" / "plan.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(quoted) == 10

@@ -58,10 +58,9 @@ def two(script: Path, recipe: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
 
-def test_one_of_two_processes_is_asked_to_end_and_both_do_with_one_checkpoint(tmp_path: Path) -> None:
-    recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
-    script = tmp_path / "asked.py"
-    script.write_text("""
+def watched(script: Path, call: str, *words: str) -> Path:
+    """`draftsmith train` as a script, with `words` behind its own, whose watch over each step is `call` (self, record; `inner` is the real one)."""
+    script.write_text(f"""
 import os, signal, sys
 from draftsmith.cli import main
 from draftsmith.train.launch import leave
@@ -69,14 +68,23 @@ from draftsmith.train.watch import Watch
 
 inner = Watch.__call__
 
-def call(self, record):
+def call(self, record):{call}
+Watch.__call__ = call
+leave(main(["train", *sys.argv[1:], *{words!r}]))
+""")
+    return script
+
+
+def test_one_of_two_processes_is_asked_to_end_and_both_do_with_one_checkpoint(tmp_path: Path) -> None:
+    recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
+    script = watched(
+        tmp_path / "asked.py",
+        """
     if record.step == 3 and self.accelerator.process_index == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return inner(self, record)
-
-Watch.__call__ = call
-leave(main(["train", *sys.argv[1:]]))
-""")
+""",
+    )
     ended = two(script, recipe)
     assert ended.returncode != 0
     assert "exitcode  : 75" in ended.stderr
@@ -100,24 +108,16 @@ leave(main(["train", *sys.argv[1:]]))
 
 def test_where_one_of_two_processes_is_killed_the_other_ends_with_its_name(tmp_path: Path) -> None:
     recipe, run = write_run(tmp_path), tmp_path / "runs" / "small"
-    script = tmp_path / "killed.py"
-    script.write_text("""
-import os, signal, sys
-from draftsmith.cli import main
-from draftsmith.train.launch import leave
-from draftsmith.train.watch import Watch
-
-inner = Watch.__call__
-
-def call(self, record):
+    script = watched(
+        tmp_path / "killed.py",
+        """
     over = inner(self, record)
     if record.step == 2 and self.accelerator.process_index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return over
-
-Watch.__call__ = call
-leave(main(["train", *sys.argv[1:], "train.save_every=2"]))
-""")
+""",
+        "train.save_every=2",
+    )
     ended = two(script, recipe)
     assert ended.returncode != 0
     assert "process 1 of 2 (host " in ended.stderr, ended.stderr
