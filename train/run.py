@@ -92,6 +92,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     objective, plan = taught.objective, seen.plan
     if not runs.steps(folder):
         taught.begin()
+    taught.spare()
     if settings.precision != "no" and not isinstance(objective, DistillExits):  # heads see to it themselves
         in_float32(objective.draft)
     if settings.gradient_checkpointing == "blocks":
