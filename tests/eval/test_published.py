@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -16,6 +17,7 @@ from draftsmith.eval.plan.drafts import Draft, draft_named
 from draftsmith.eval.plan.roofline import Pair, costs, seconds
 from draftsmith.eval.plan.sizes import Block, Size, size_of, trimmed
 
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
 LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
 MT_BENCH = 512  # tokens of an MT-Bench answer half-way, with its prompt; nobody published it
 ALPHA = (0.75,)  # EAGLE-3 on MT-Bench, each position alike (vllm-project/vllm#17504: .75 .55 .42 .31 cumulative)
@@ -69,6 +71,11 @@ def by_batch(pair: Pair, k: int, batches: dict[int, float]) -> dict[int, float]:
     return {batch: speed_up(costs(pair, batch, MT_BENCH, k), ALPHA, k) for batch in batches}
 
 
+def row(name: str, curve: dict[int, float]) -> str:
+    """As docs/plan.md has it."""
+    return f"| {name} | {' | '.join(f'{one:.2f}' for one in curve.values())} |"
+
+
 def crossing(curve: dict[int, float]) -> float:
     """The batch at which a speed-up falls to 1: straight lines between batches, the last of them drawn on. One rule for what was
     published and what is predicted."""
@@ -93,11 +100,21 @@ def test_eagle_3_in_vllm_is_predicted_and_where_it_stops_paying() -> None:
     later = by_batch(eagle("rtx3090"), 2, VLLM)
     assert all(later[batch] == pytest.approx(published, rel=0.15) for batch, published in VLLM.items())
     assert crossing(later) > crossing(found) + 10  # a kernel that reads a cache once a block moves it far
+    rows = {
+        "published (arXiv 2503.01840, table 5)": VLLM,
+        "predicted, `expanded`": found,
+        "the same in an engine of today, `served`": later,
+    }
+    for name, curve in rows.items():
+        assert f"{row(name, curve)} {crossing(curve):.0f} |" in PAGE
 
 
 def test_eagle_3_in_sglang_is_predicted() -> None:
-    for batch, found in by_batch(eagle("h100"), 3, SGLANG).items():
-        assert found == pytest.approx(SGLANG[batch], rel=0.15), batch
+    found = by_batch(eagle("h100"), 3, SGLANG)
+    for batch, published in SGLANG.items():
+        assert found[batch] == pytest.approx(published, rel=0.15), batch
+    assert row("published (the same, table 3)", SGLANG) in PAGE
+    assert row("predicted, `served`", found) in PAGE
 
 
 def products(efficiency: Efficiency) -> list[float]:
@@ -137,18 +154,19 @@ def test_a_token_of_a_batch_was_fitted_on_vllms_forward() -> None:
 
 
 def test_the_engines_overheads_were_fitted() -> None:
-    pair = eagle("h100")
+    now = costs(eagle("h100"), 1, MT_BENCH)
+    found = {k: now.plain * (now.r(k) + k * now.c + now.o) * 1e3 / tau for k, (tau, _) in H100.items()}
     for k, (tau, ms) in H100.items():
-        now = costs(pair, 1, MT_BENCH)
-        assert now.plain * (now.r(k) + k * now.c + now.o) * 1e3 / tau == pytest.approx(ms, rel=0.05), k
+        assert found[k] == pytest.approx(ms, rel=0.05), k
         assert tokens_per_call(ALPHA, k) == pytest.approx(tau, rel=0.03)
-    for (device, bandwidth), found in PLAIN.items():
-        for ms in found:
+    assert row("fitted", found) in PAGE
+    for (device, bandwidth), published in PLAIN.items():
+        for ms in published:
             assert costs(eagle(device, bandwidth), 1, MT_BENCH).plain * 1e3 == pytest.approx(ms, rel=0.10)
 
 
 def test_what_reading_the_cache_for_each_token_costs() -> None:
-    """Neither the context nor what that engine added to a call was published: 230 tokens and 5 ms serve all twelve."""
+    """Neither the context nor what that engine added to a call was published: 230 tokens and 5 ms were fitted, for all twelve together."""
     seven = size_of(LlamaConfig(num_hidden_layers=32), "7B")
     for at, name in enumerate(("served", "expanded")):
         engine = engine_named(name).model_copy(update={"call_ms": 5.0})
