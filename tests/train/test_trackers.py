@@ -35,6 +35,7 @@ class Told(GeneralTracker):  # type: ignore[misc]
 
     def start(self) -> None:
         self.fail("start")
+        self.begun = True
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         self.seen["config"] = values
@@ -45,7 +46,7 @@ class Told(GeneralTracker):  # type: ignore[misc]
 
     def finish(self) -> None:
         self.fail("the end")
-        self.seen["finished"] = True
+        self.seen["finished"] = self.begun
 
     def fail(self, where: str) -> None:
         if self.fails == where:
