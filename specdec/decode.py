@@ -111,7 +111,7 @@ class _Run:
         self.noise.next_round(self.rows.texts)
         logits, hidden = self.lm.extend(ids, valid, self.layers, keep=1)
         nothing = proposed(None, 0, self.asked.how, None, len(prompts), self.asked.rows, self.device)
-        none, no_drafts = [0] * len(prompts), [[]] * len(prompts)
+        none, no_drafts = [0] * len(prompts), [list[int]() for _ in prompts]
         verdict, own = self.scores.decide(logits, nothing, no_drafts, none, self.rows, self.noise.verify)
         self.last = verdict.next
         self.pace.begin(_since(self.clock, self.device), self.asked.max_new_tokens)
