@@ -87,7 +87,10 @@ def test_before_the_first_step_it_ends_at_once_and_the_same_command_goes_on(
 EVAL = ["eval.candidates=[{drafter: ngram, k: 2}, {drafter: run:best, k: 2}]", "eval.max_new_tokens=2", "eval.bootstrap=10"]
 
 
-@pytest.mark.parametrize("words, event, over", [(["prepare"], "answers.jsonl.partial", "answers.jsonl"), (["eval", *EVAL], "measurements.jsonl", "report.json")])
+@pytest.mark.parametrize(
+    "words, event, over",
+    [(["prepare"], "answers.jsonl.partial", "answers.jsonl"), (["eval", *EVAL], "measurements.jsonl", "report.json")],
+)
 def test_answers_and_an_evaluation_end_at_once_and_go_on(
     words: list[str], event: str, over: str, forked: Forks, undisturbed: Path, tmp_path: Path
 ) -> None:

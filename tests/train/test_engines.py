@@ -94,7 +94,9 @@ def test_bf16_is_autocast_over_float32_everywhere(
     assert found["dtypes"] == ["torch.float32"]
     assert found["calls"] == (23 if "recomputed" in case else 13)
     assert close(found["steps"], in_halves["steps"], 1e-5), "among the engines"
-    assert close(found["steps"], alone["bf16"]["steps"], 1e-3), "bfloat16 has three digits, and a product of other shape other last ones"
+    assert close(found["steps"], alone["bf16"]["steps"], 1e-3), (
+        "bfloat16 has three digits, and a product of other shape other last ones"
+    )
     assert not close(alone["bf16"]["steps"], alone["fp32"]["steps"], 1e-5)
 
 
@@ -168,7 +170,9 @@ def chatty(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     recipe, found = chats(place), {}
     for what, words in CHATS.items():
         name = f"name={what.replace(' ', '-')}"
-        ended = several.run("single", "train", place / "said", recipe, *options(place, *words, name), "train.batch_size=4", HALVES[1])
+        ended = several.run(
+            "single", "train", place / "said", recipe, *options(place, *words, name), "train.batch_size=4", HALVES[1]
+        )
         assert not any(ended.codes), "\n".join(ended.stderr)
         found[what] = told(place / "runs" / name[5:])
     return recipe, found

@@ -62,7 +62,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     whole = broken.read_bytes()
     for raw in (whole[:50], whole[:-9], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
         broken.write_bytes(raw)
-        with pytest.raises(ValueError, match=r"states-00001.safetensors is damaged .*; remove it, and the same command makes it anew"):
+        with pytest.raises(
+            ValueError, match=r"states-00001.safetensors is damaged .*; remove it, and the same command makes it anew"
+        ):
             StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
     broken.unlink()
     StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
