@@ -165,6 +165,10 @@ def test_what_is_done_at_faults_may_change_between_calls_and_what_is_learned_may
     same_run(load_recipe(path, ["train.on_damage=previous"]))
     with pytest.raises(ValueError, match="holds a run with another train"):
         same_run(load_recipe(path, ["train.learning_rate=1"]))
+    for damaged in (b"", b"name: [", b"\xff\xfe"):
+        (recipe.folder / "recipe.yaml").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"recipe\.yaml is damaged, so nothing says what .* or remove the folder"):
+            same_run(recipe)
 
 
 def test_a_line_that_a_full_disk_cut_off_is_dropped_even_where_it_looks_whole(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class StoredTeacher:
 def _check(path: Path, about: str) -> None:
     try:
         with safe_open(path, framework="pt") as found:
-            there, states = found.metadata()["of"], found.get_tensor("states")
+            there, states = (found.metadata() or {}).get("of", ""), found.get_tensor("states")
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it anew") from error
     if there == about:  # written before shards had a sum
@@ -106,7 +106,7 @@ def _check(path: Path, about: str) -> None:
 
 
 def _sum(states: Tensor) -> str:
-    return hashlib.sha256(states.view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(states.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _path(folder: Path, number: int) -> Path:
