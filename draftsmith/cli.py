@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,14 +11,15 @@ from collections.abc import Sequence
 import draftsmith
 from draftsmith.commands import COMMANDS
 from draftsmith.recipes import load_recipe
-from draftsmith.train.interrupt import RESUME_ME, Interrupted  # torch-free
+from draftsmith.recipes.progress import give_back
+from draftsmith.train.interrupt import RESUME_ME, Interrupted, Signals  # torch-free
 
 ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError, ImportError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 when it did what was asked, 2 on an error that says what to do, 75 when a training run ended by a signal can be
-    gone on with, 130 when anything else was interrupted."""
+    """Run a command; 0 when it did what was asked, 2 on an error that says what to do, 75 when a signal ended it and the same command
+    goes on, 130 when anything else was interrupted."""
     parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
     command = COMMANDS[chosen.command]
@@ -28,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{rest[0]!r} is no option of {chosen.command}; a text of several words goes between quotes")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warn when a process forks after their use
     try:
-        return int(command.run(load_recipe(recipe, rest) if recipe else None, chosen) or 0)
+        with Signals(steps=False) if command.goes_on else contextlib.nullcontext():
+            return int(command.run(load_recipe(recipe, rest) if recipe else None, chosen) or 0)
     except Interrupted as asked:
         print(f"draftsmith {chosen.command}: {asked}", file=sys.stderr)
         return RESUME_ME
@@ -40,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"draftsmith {chosen.command}: {error}", file=sys.stderr)
         return 2
+    finally:
+        give_back()  # whoever called may go on, on a terminal without a cursor and with a thread that draws
 
 
 def _parser() -> argparse.ArgumentParser:

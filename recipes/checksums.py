@@ -14,9 +14,10 @@ def write_sums(folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def damage(folder: Path) -> str | None:
-    """The first file that is not as it was written, and what was expected of it; None where all of them are."""
-    listed, found = folder / SUMS, _files(folder)
+def damage(folder: Path, only: str = "") -> str | None:
+    """The first file that is not as it was written, and what was expected of it; None where all of them are. `only`: of those
+    whose names begin so."""
+    listed, found = folder / SUMS, {name: path for name, path in _files(folder).items() if name.startswith(only)}
     if not listed.is_file():
         return f"it has no {SUMS}, which is written last"
     text = listed.read_text(encoding="utf-8", errors="replace")
@@ -24,6 +25,8 @@ def damage(folder: Path) -> str | None:
         return f"its {SUMS} is cut off after {listed.stat().st_size} bytes"
     sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in text.splitlines())}
     for name, checksum in sums.items():
+        if not name.startswith(only):
+            continue
         if name not in found:
             return f"{name} is missing, of which sha256 {checksum} was expected"
         if (now := sha256(found[name])) != checksum:

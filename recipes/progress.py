@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import time
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from typing import Any
 
 LIVE: set[Progress] = set()  # those with a bar on the terminal, which a thread of rich's draws until it is stopped
 
@@ -17,7 +15,8 @@ LIVE: set[Progress] = set()  # those with a bar on the terminal, which a thread 
 def give_back() -> None:
     """Take all bars from the terminal, and show its cursor again; for ends that come as an error, or by os._exit."""
     for one in [*LIVE]:
-        one.stop()
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone needs no cursor, and the next may be there
+            one.stop()
 
 
 class Progress:
@@ -28,10 +27,15 @@ class Progress:
         self._first: tuple[int, float] | None = None
         self._said = 0.0
         self._started = time.monotonic()
-        self._bar: Bar | None = None
+        self._bar: Any = None
+        from rich.console import Console  # here, for a command that is soon done has no bar, and would wait for this longest
+
         console = Console(stderr=True)
         # rich takes FORCE_COLOR for a terminal; a log file wants lines all the same.
         if console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty() and not quiet:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -63,8 +67,8 @@ class Progress:
     def stop(self) -> None:
         """The work ends early: give the terminal back."""
         if self._bar is not None:
-            self._bar.stop()
             LIVE.discard(self)
+            self._bar.stop()
 
     def done(self, note: str = "") -> None:
         self.stop()

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from draftsmith.recipes.checksums import damage
+
 NAMED = ("untrained", "warm", "best", "latest")
 
 
@@ -30,7 +32,7 @@ def number(checkpoint: Path) -> int:
 
 def state(checkpoint: Path) -> dict[str, Any]:
     """{step, held_out: {block_length, greedy_block_length, acceptance, agreement, loss, scored ...}, plan} of a checkpoint."""
-    return json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    return _read(checkpoint / "state.json", f"remove {checkpoint.name}, or put it back from a copy")
 
 
 def figure(checkpoint: Path, by: str) -> float:
@@ -47,7 +49,16 @@ def figure(checkpoint: Path, by: str) -> float:
 def best(folder: Path) -> Path | None:
     """The checkpoint with the highest held-out figure (best.json says `by` which), or None before the first."""
     pointer = folder / "best.json"
-    return folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"] if pointer.is_file() else None
+    if not pointer.is_file():
+        return None
+    return folder / _read(pointer, "remove it, and draftsmith train RECIPE writes it again")["checkpoint"]
+
+
+def _read(path: Path, instead: str) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): {instead}") from error
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -68,7 +79,8 @@ def passed_over(folder: Path) -> str:
 
 
 def find_draft(folder: Path, which: str) -> Path:
-    """The draft that `untrained`, `warm`, `best` or `latest` names in a run: a transformers folder with drafter.json."""
+    """The draft that `untrained`, `warm`, `best` or `latest` names in a run: a transformers folder with drafter.json. ValueError where
+    the disk spoiled it since, for what is exported or measured then would be another draft."""
     if which not in NAMED:
         raise ValueError(f"run:{which} is not one of {', '.join('run:' + name for name in NAMED)}")
     if which in ("untrained", "warm"):
@@ -76,6 +88,11 @@ def find_draft(folder: Path, which: str) -> Path:
     else:
         checkpoint = best(folder) if which == "best" else next(iter(reversed(steps(folder))), None)
         place = checkpoint / "draft" if checkpoint else None
+        if checkpoint is not None and checkpoint.is_dir() and (wrong := damage(checkpoint, "draft/")) is not None:
+            raise ValueError(
+                f"{checkpoint}, which is run:{which}, is damaged: {wrong}. Put that back from a copy; or remove {checkpoint.name}, and draftsmith "
+                "train RECIPE finds the best of the checkpoints that are left, going on from the last of them"
+            )
     if place is None or not place.is_dir():
         raise FileNotFoundError(f"{folder} holds no {which} draft yet; train it first: draftsmith train RECIPE")
     return place

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.recipes import Recipe, load_recipe
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.specdec.places import quiet
 from runs import write_run
 from tiny import tiny, tiny_folder, tiny_tokenizer
@@ -28,6 +29,7 @@ def a_run(place: Path, family: str = "llama", target: dict[str, Any] | None = No
     (step / "draft" / "drafter.json").write_text(json.dumps({"kind": "model", "settings": {}}))
     held_out = {"acceptance": 0.5, "agreement": 0.5, "scored": 9, "block_length": 1.5}
     (step / "state.json").write_text(json.dumps({"step": 4, "held_out": held_out}))
+    write_sums(step)
     (recipe.folder / "best.json").write_text(json.dumps({"checkpoint": "step-4"}))
     said = {"versions": {"draftsmith": "0"}, "target_revision": "sha256:0", "draft": "layers", "trainable_parameters": 1, "rows": 1}
     (recipe.folder / "environment.json").write_text(json.dumps({**said, "scored_tokens": 1, "held_out_rows": 1}))

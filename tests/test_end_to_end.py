@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.recipes import runs
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.recipes.seen import prompt_hash, read_seen
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.drafters.trimmed import write_ids
@@ -95,6 +96,7 @@ def test_a_draft_of_few_ids_is_exported_with_its_whole_head_and_our_decoder_stil
     about = json.loads((draft / "drafter.json").read_text())
     ids = [0, 1, 2, *range(60, 130)]
     (draft / "drafter.json").write_text(json.dumps(about | {"settings": write_ids(draft, torch.tensor(ids))}))
+    write_sums(draft.parent)
     done = inside("export", recipe, "--force")
     assert done.returncode == 0, done.stderr
     assert "2 of 2 greedy answers equal" in done.stdout

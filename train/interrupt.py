@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
+from draftsmith.recipes.progress import LIVE
+
 RESUME_ME = 75  # EX_TEMPFAIL of sysexits.h: the same command, later, goes on
+CURSOR = b"\x1b[?25h"  # what shows it, where a bar has hidden it
 TOGETHER = 1.0  # seconds in which a signal that comes twice came once: the terminal and the launcher both hand on one Ctrl-C
 
 
@@ -30,11 +33,12 @@ class Signals:
     """SIGTERM, SIGINT and SIGUSR1 while a block runs; Python lets only a main thread have them, and elsewhere they stay as they are.
 
     Inside `steps()` they are wishes. Outside of it SIGTERM and SIGINT raise `Interrupted` at once, for everything that is made before
-    the first step is made again from where it was. A second one, a second after the first, ends the process as if none of
-    this were there.
+    the first step, or behind the last, is made again from where it was. A second one, a second after the first, ends the process as
+    if none of this were there. `steps`: will there be any?
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: bool = True) -> None:
+        self._steps = steps
         self.name = ""  # of the signal that asked for the end
         self._at, self._in_steps = 0.0, False
         self._saves, self._granted = 0, 0
@@ -75,6 +79,8 @@ class Signals:
         if self.name and now - self._at < TOGETHER:
             return
         if self.name:
+            if LIVE:
+                os.write(2, CURSOR)  # nothing of ours runs any more
             _as_ever(number)
             return
         self.name, self._at = name, now
@@ -84,6 +90,9 @@ class Signals:
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self._saves += 1
+        if not self._steps:
+            _say("SIGUSR1: nothing is trained now, so there is no checkpoint to write; what was done is kept")
+            return
         _say(f"SIGUSR1: a checkpoint comes after {'this' if self._in_steps else 'the first'} step")
 
 

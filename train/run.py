@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -40,10 +41,17 @@ FREE = {"on_damage", "processes", "skip_bad_steps", "lost_after", "trackers", "g
 
 def same_run(recipe: Recipe) -> None:
     """ValueError where the recipe's folder holds a run of another target, other data, another draft or other training."""
-    written = recipe.folder / "recipe.yaml"
+    written, before = recipe.folder / "recipe.yaml", None
     if not written.is_file():
         return
-    before, now = (yaml.safe_load(text) for text in (written.read_text(encoding="utf-8"), recipe.dump()))
+    with contextlib.suppress(UnicodeDecodeError, yaml.YAMLError):
+        before = yaml.safe_load(written.read_text(encoding="utf-8"))
+    if not isinstance(before, dict):
+        raise ValueError(
+            f"{written} is damaged, so nothing says what {recipe.folder} holds. Put it back from a copy, name this run otherwise (name=...), or "
+            "remove the folder"
+        )
+    now = yaml.safe_load(recipe.dump())
     for one in (before, now):
         one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in FREE}
     if changed := [key for key in LEARNED if before.get(key) != now[key]]:

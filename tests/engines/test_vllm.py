@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from draftsmith.recipes import Recipe
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.specdec import ModelDrafter, generate, load
 from draftsmith.specdec.models import load_model
 from draftsmith.specdec.places import quiet
@@ -43,6 +44,7 @@ def pair(place: Path, sigma: float, dtype: torch.dtype = torch.float32) -> Recip
     with quiet():
         noisy(target, sigma).save_pretrained(recipe.folder / "step-4" / "draft")
         target.to(dtype).save_pretrained(recipe.target.model)
+    write_sums(recipe.folder / "step-4")
     return recipe
 
 

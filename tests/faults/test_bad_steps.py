@@ -25,8 +25,10 @@ BAD = [([6, *range(40, 55)], 2), ([6, 7, 8], 1)]
 UNSCORED = [([6, 7, 8], 3)]
 
 
-def trained(steps: list[list[tuple[list[int], int]]], skips: Skips | None) -> tuple[list[torch.Tensor], list[Record]]:
-    """The weights after steps of these rows, the loss of BAD's being nan in its gradient only."""
+def trained(
+    steps: list[list[tuple[list[int], int]]], skips: Skips | None, infinite: bool = False
+) -> tuple[list[torch.Tensor], list[Record]]:
+    """The weights after steps of these rows, the loss of BAD's being nan in its gradient only, or `infinite`."""
     target = tiny()
     objective = DistillDraft(CutDraft(target, [0, 1]), target)
     whole = objective.loss
@@ -34,7 +36,8 @@ def trained(steps: list[list[tuple[list[int], int]]], skips: Skips | None) -> tu
     def loss(batch: Batch) -> Loss:
         made = whole(batch)
         bad = batch.ids.shape == collate(BAD).ids.shape
-        return made._replace(total=made.total + (made.total - made.total).sqrt()) if bad else made  # 0, with a slope of 0 / 0
+        worse = made.total * math.inf if infinite else made.total + (made.total - made.total).sqrt()  # 0, with a slope of 0 / 0
+        return made._replace(total=worse) if bad else made
 
     objective.loss = loss  # type: ignore[method-assign]
     optimizer = torch.optim.AdamW(objective.trainable.parameters(), lr=1.0)
@@ -46,13 +49,14 @@ def trained(steps: list[list[tuple[list[int], int]]], skips: Skips | None) -> tu
     return [one.detach().clone() for one in objective.trainable.parameters()], records
 
 
-def test_a_step_passed_over_is_as_one_without_a_scored_token() -> None:
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_step_passed_over_is_as_one_without_a_scored_token(infinite: bool) -> None:
     skips = Skips(1)
-    weights, records = trained([GOOD[0], BAD, GOOD[1], GOOD[2]], skips)
+    weights, records = trained([GOOD[0], BAD, GOOD[1], GOOD[2]], skips, infinite)
     wanted, _ = trained([GOOD[0], UNSCORED, GOOD[1], GOOD[2]], None)
     assert skips.steps == [2]
     assert all(map(torch.equal, weights, wanted))
-    assert math.isfinite(records[1].loss)
+    assert records[1].loss == math.inf if infinite else math.isfinite(records[1].loss)
     assert not math.isfinite(records[1].grad_norm)
     assert [record.bad is None for record in records] == [True, False, True, True]
 

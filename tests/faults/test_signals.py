@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -69,16 +70,50 @@ def test_usr1_writes_one_on_demand_and_goes_on(forked: Forks, undisturbed: Path,
     same(tmp_path, undisturbed)
 
 
+@pytest.mark.parametrize("event", ["answers.jsonl.partial", "start/.untrained.writing"])
 def test_before_the_first_step_it_ends_at_once_and_the_same_command_goes_on(
-    forked: Forks, undisturbed: Path, tmp_path: Path
+    event: str, forked: Forks, undisturbed: Path, tmp_path: Path
 ) -> None:
     command = ["train", str(write_run(tmp_path)), *WORDS]
-    ended = forked.run(tmp_path, *command, signals=((signal.SIGTERM, "answers.jsonl.partial", 3),))
+    ended = forked.run(tmp_path, *command, signals=((signal.SIGTERM, event, 3),))
     assert ended.code == 75, ended.stderr
-    assert "SIGTERM: ended; the same command goes on where it was" in ended.stderr
-    assert (tmp_path / "runs" / "small" / "answers.jsonl.partial").is_file()
+    assert "draftsmith train: SIGTERM: ended; the same command goes on where it was" in ended.stderr
+    assert (tmp_path / "runs" / "small" / "answers.jsonl.partial").is_file() == ("answers" in event)
+    assert not (tmp_path / "runs" / "small" / "start" / "untrained").exists()
     assert forked.run(tmp_path, *command).code == 0
     same(tmp_path, undisturbed)
+
+
+EVAL = ["eval.candidates=[{drafter: ngram, k: 2}, {drafter: run:best, k: 2}]", "eval.max_new_tokens=2", "eval.bootstrap=10"]
+
+
+@pytest.mark.parametrize(
+    "words, event, over",
+    [(["prepare"], "answers.jsonl.partial", "answers.jsonl"), (["eval", *EVAL], "measurements.jsonl", "report.json")],
+)
+def test_answers_and_an_evaluation_end_at_once_and_go_on(
+    words: list[str], event: str, over: str, forked: Forks, undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    if words[0] == "eval":
+        shutil.copytree(undisturbed / "runs" / "small", tmp_path / "runs" / "small")
+    command, run = [words[0], str(write_run(tmp_path)), *WORDS, *words[1:]], tmp_path / "runs" / "small"
+    asked = ((signal.SIGUSR1, event, 2), (signal.SIGTERM, event, 4))
+    ended = forked.run(tmp_path, *command, signals=asked)
+    assert ended.code == 75, ended.stderr
+    assert "SIGUSR1: nothing is trained now, so there is no checkpoint to write" in ended.stderr
+    assert f"draftsmith {words[0]}: SIGTERM: ended; the same command goes on where it was" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (run / event).is_file()
+    assert not (run / over).exists()
+    found = (run / event).read_bytes()
+    done = forked.run(tmp_path, *command)
+    assert done.code == 0, done.stderr
+    if words[0] == "prepare":
+        assert (run / over).read_bytes() == (undisturbed / "runs" / "small" / over).read_bytes()
+    else:
+        assert (run / event).read_bytes().startswith(found), "what was measured is not measured again"
+        assert (run / over).is_file()
 
 
 def test_a_second_signal_leaves_at_once_and_one_that_came_twice_does_not(forked: Forks, undisturbed: Path, tmp_path: Path) -> None:

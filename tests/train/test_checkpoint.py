@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from draftsmith.recipes.checksums import SUMS, damage
 from draftsmith.train import checkpoint
 from draftsmith.train.record import Log
 from draftsmith.train.run import same_run
-from runs import write_run
+from finished import a_run
+from runs import inside, write_run
 from small import Small
 
 PLAN = {"size": 4}
@@ -75,6 +77,47 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken_only_if_the_r
     assert gone_on(tmp_path) == (8, 8.0), "what is made anew has its name"
 
 
+def test_damage_in_a_best_that_is_not_the_last_is_named_where_it_is_read(tmp_path: Path) -> None:
+    saved(tmp_path, [4, 8, 12])
+    assert runs.find_draft(tmp_path, "best") == tmp_path / "step-4" / "draft"
+    flip(tmp_path / "step-4" / "trainer" / "model.safetensors")
+    assert runs.find_draft(tmp_path, "best"), "of no concern to who reads the draft"
+    flip(tmp_path / "step-4" / "draft" / "weight")
+    assert gone_on(tmp_path) == (12, 12.0)
+    assert runs.find_draft(tmp_path, "latest") == tmp_path / "step-12" / "draft"
+    with pytest.raises(
+        ValueError, match=r"step-4, which is run:best, is damaged: draft/weight .* or remove step-4, and draftsmith train"
+    ):
+        runs.find_draft(tmp_path, "best")
+    shutil.rmtree(tmp_path / "step-4")
+    assert gone_on(tmp_path) == (12, 12.0)
+    assert runs.find_draft(tmp_path, "best") == tmp_path / "step-8" / "draft", "what was said does"
+
+
+@pytest.mark.parametrize("words", [["export"], ["eval", "eval.candidates=[{drafter: run:best, k: 2}]"]])
+def test_a_draft_that_the_disk_spoiled_is_neither_exported_nor_measured(words: list[str], tmp_path: Path) -> None:
+    recipe = a_run(tmp_path)
+    flip(recipe.folder / "step-4" / "draft" / "model.safetensors")
+    done = inside(words[0], tmp_path / "small.yaml", *words[1:])
+    assert done.returncode == 2
+    assert "step-4, which is run:best, is damaged: draft/model.safetensors (" in done.stderr
+    assert not (recipe.folder / "export").exists()
+    assert not (recipe.folder / "report.json").exists()
+
+
+def test_a_file_of_the_run_that_is_no_json_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, [4, 8])
+    os.truncate(tmp_path / "best.json", 20)
+    with pytest.raises(ValueError, match=r"best\.json is damaged \(.*\): remove it, and draftsmith train RECIPE writes it again"):
+        runs.find_draft(tmp_path, "best")
+    (tmp_path / "best.json").unlink()
+    assert gone_on(tmp_path) == (8, 8.0)
+    assert runs.find_draft(tmp_path, "best") == tmp_path / "step-4" / "draft"
+    os.truncate(tmp_path / "step-4" / "state.json", 20)
+    with pytest.raises(ValueError, match=r"step-4/state\.json is damaged \(.*\): remove step-4"):
+        gone_on(tmp_path)
+
+
 def test_where_none_is_whole_nothing_is_moved_and_nothing_begins_anew_by_itself(tmp_path: Path) -> None:
     saved(tmp_path, [4, 8])
     flip(tmp_path / "step-4" / "state.json")
@@ -122,6 +165,10 @@ def test_what_is_done_at_faults_may_change_between_calls_and_what_is_learned_may
     same_run(load_recipe(path, ["train.on_damage=previous"]))
     with pytest.raises(ValueError, match="holds a run with another train"):
         same_run(load_recipe(path, ["train.learning_rate=1"]))
+    for damaged in (b"", b"name: [", b"\xff\xfe"):
+        (recipe.folder / "recipe.yaml").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"recipe\.yaml is damaged, so nothing says what .* or remove the folder"):
+            same_run(recipe)
 
 
 def test_a_line_that_a_full_disk_cut_off_is_dropped_even_where_it_looks_whole(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from draftsmith.cli import main
 from draftsmith.recipes import load_recipe
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.specdec import load, load_drafter
 from draftsmith.specdec.places import quiet
 from draftsmith.train.export import EXPORTS, int8, proof, prove, prove_gguf
@@ -69,10 +70,12 @@ def test_what_does_not_fit_the_target_is_refused(tmp_path: Path) -> None:
         fit(a_run(tmp_path / "rows", vocab_size=ROWS - 8))
     recipe = a_run(tmp_path / "ids")
     tiny_tokenizer(swapped=(70, 71)).save_pretrained(recipe.folder / "step-4" / "draft")
+    write_sums(recipe.folder / "step-4")
     with pytest.raises(ValueError, match="id 70 is"):
         fit(recipe)
     pickled = a_run(tmp_path / "pickle")
     torch.save({}, pickled.folder / "step-4" / "draft" / "extra.bin")
+    write_sums(pickled.folder / "step-4")
     with pytest.raises(ValueError, match=r"holds extra\.bin; .* pickles are never loaded"):
         fit(pickled)
     short = fit(a_run(tmp_path / "short", max_position_embeddings=64))
@@ -318,6 +321,7 @@ def test_a_draft_too_large_for_the_targets_dtype_is_refused(tmp_path: Path) -> N
     assert "--dtype float16" in (EXPORTS["vllm"](recipe, False) / "serve.sh").read_text()
     large["model.layers.0.mlp.up_proj.weight"][0, 0] = 70000.0
     save_file(large, weights, {"format": "pt"})
+    write_sums(recipe.folder / "step-4")
     with pytest.raises(
         ValueError, match=r"the target's float16, and the draft's model\.layers\.0\.mlp\.up_proj\.weight holds 7e\+04"
     ):

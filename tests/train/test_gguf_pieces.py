@@ -10,6 +10,7 @@ import pytest
 from gguf import TokenType
 from tokenizers import normalizers, pre_tokenizers
 
+from draftsmith.recipes.checksums import write_sums
 from draftsmith.specdec.places import gguf_tokenizer, quiet
 from draftsmith.train.export import EXPORTS, proof, prove_gguf
 from draftsmith.train.export.gguf_file import read_metadata, write_gguf
@@ -66,6 +67,7 @@ def test_a_run_with_such_a_target_is_exported_and_proved(tmp_path: Path, monkeyp
         tiny("llama", vocab_size=len(TOKENIZER)).save_pretrained(recipe.target.model)
     for place in (recipe.target.model, recipe.folder / "step-4" / "draft"):
         TOKENIZER.save_pretrained(place)
+    write_sums(recipe.folder / "step-4")
     found = read_metadata(EXPORTS["gguf"](recipe, False) / "draft.gguf")
     assert (found["tokenizer.ggml.model"], len(found["tokenizer.ggml.scores"])) == ("llama", len(TOKENIZER))
 

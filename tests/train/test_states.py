@@ -74,9 +74,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
     StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
     broken = tmp_path / "one" / "states-00001.safetensors"
-    broken.write_bytes(broken.read_bytes()[:50])
-    with pytest.raises(ValueError, match=r"states-00001.safetensors is damaged"):
-        StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    whole = broken.read_bytes()
+    for raw in (whole[:50], whole[:-9], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
+        broken.write_bytes(raw)
+        with pytest.raises(
+            ValueError, match=r"states-00001.safetensors is damaged .*; remove it, and the same command makes it anew"
+        ):
+            StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    broken.unlink()
+    StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)
+    assert broken.read_bytes() == whole
 
 
 def test_a_support_changes_the_loss_and_never_the_figures() -> None:

@@ -145,7 +145,7 @@ def test_one_that_does_not_start_is_an_error_before_the_first_step(
     assert done.returncode == 2
     assert "one of tensorboard, wandb did not start (Unreachable: no such host). Mend it, or leave it out" in done.stderr
     assert inside("train", recipe, *words).returncode == 0
-    assert next(line["step"] for line in told(tmp_path / "runs" / "small") if "loss" in line) == 1
+    assert told(tmp_path / "runs" / "small")[0]["step"] == 1
 
 
 def test_wandb_is_offline_where_it_has_neither_a_mode_nor_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,7 @@ class StoredTeacher:
         progress = Progress("listening to the target", len(plan), unit="shards", quiet=not accelerator.is_main_process)
         for number, shard in enumerate(plan):
             path = _path(folder, number)
-            # One key: safetensors writes several in an order that changes from one process to the next.
-            about = {"of": f"{revision} {fingerprint(shard)}"}
+            about = f"{revision} {fingerprint(shard)}"
             if number % accelerator.num_processes == accelerator.process_index:
                 self._make(path, about, shard)
                 progress.at(number + 1)
@@ -76,21 +76,37 @@ class StoredTeacher:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path].get_slice("states")
 
-    def _make(self, path: Path, about: dict[str, str], shard: list[Example]) -> None:
+    def _make(self, path: Path, about: str, shard: list[Example]) -> None:
         if path.is_file():
-            try:
-                with safe_open(path, framework="pt") as found:
-                    there = found.metadata()
-            except SafetensorError as error:
-                raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it anew") from error
-            if there != about:
-                raise ValueError(f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew")
+            _check(path, about)
             return
         device = self._teacher.target.device
         states = torch.cat([self._teacher.hidden(batch) for batch in in_batches(shard, device)])
         with whole_file(path) as beside:
             # Not save_file, which writes to a file of its own first: a kill would leave that behind.
-            beside.write_bytes(save({"states": states.cpu().contiguous()}, metadata=about))
+            states = states.cpu().contiguous()
+            # One key: safetensors writes several in an order that changes from one process to the next.
+            beside.write_bytes(save({"states": states}, metadata={"of": f"{about} {_sum(states)}"}))
+
+
+def _check(path: Path, about: str) -> None:
+    try:
+        with safe_open(path, framework="pt") as found:
+            there, states = (found.metadata() or {}).get("of", ""), found.get_tensor("states")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it anew") from error
+    if there == about:  # written before shards had a sum
+        return
+    if not there.startswith(f"{about} "):
+        raise ValueError(f"{path} holds states of another target or of other rows; remove {path.parent} to make them anew")
+    if there != f"{about} {_sum(states)}":
+        raise ValueError(
+            f"{path} is damaged (its states are not those it was written with); remove it, and the same command makes it anew"
+        )
+
+
+def _sum(states: Tensor) -> str:
+    return hashlib.sha256(states.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _path(folder: Path, number: int) -> Path:
