@@ -85,7 +85,10 @@ def _why_not(speed: dict[str, Any]) -> str:
 def _kinds(part: dict[str, Any]) -> list[str]:
     if len(part["kinds"]) < 2:
         return []
-    good, open_, bad, few = [], [], [], []
+    good: list[str] = []
+    open_: list[str] = []
+    bad: list[str] = []
+    few: list[str] = []
     for kind in part["kinds"]:
         name, speed = fastest(part, kind)
         if speed["low"] is None:
