@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftsmith.eval.reports import says_k
+
 
 def advice(parts: Sequence[dict[str, Any]]) -> list[str]:
     """Part by part: what to serve or that nothing pays, for which kinds of text, what it would take, which draft is the better."""
-    said = []
-    for part in parts:
-        where = f"At {setting(part)}: " if len(parts) > 1 else ""
-        said += [where + one if where else one[0].upper() + one[1:] for one in _of(part)]
-    return said
+    if len(parts) == 1:
+        return advice_of(parts[0])
+    return [f"At {setting(part)}: {one}" for part in parts for one in _of(part)]
+
+
+def advice_of(part: dict[str, Any]) -> list[str]:
+    """A part's own, the verdict first."""
+    return [one[0].upper() + one[1:] for one in _of(part)]
 
 
 def setting(part: dict[str, Any]) -> str:
@@ -31,6 +36,11 @@ def verdict(part: dict[str, Any]) -> str:
             f"do not speculate: the best setting, {named(part, name)}, is {interval(speed)} times plain decoding{_why_not(speed)}."
         )
     return f"use {named(part, name)}: {interval(speed)} times plain decoding."
+
+
+def verdict_at(where: str, said: str) -> str:
+    """A part's verdict behind the words for its setting."""
+    return f"{where}: {said[0].lower()}{said[1:]}"
 
 
 def _elsewhere(part: dict[str, Any]) -> list[str]:
@@ -57,7 +67,7 @@ def pays(speed: dict[str, Any]) -> bool:
 def named(part: dict[str, Any], name: str) -> str:
     """A candidate with its k, which its name may hold already."""
     k = part["candidates"][name]["k"]
-    return name if f"k={k}" in name or str(k) in name.split() or str(k) in name.split(", ") else f"{name} with k = {k}"
+    return name if says_k(name, k) else f"{name} with k = {k}"
 
 
 def interval(speed: dict[str, Any]) -> str:
@@ -75,7 +85,10 @@ def _why_not(speed: dict[str, Any]) -> str:
 def _kinds(part: dict[str, Any]) -> list[str]:
     if len(part["kinds"]) < 2:
         return []
-    good, bad, few = [], [], []
+    good: list[str] = []
+    open_: list[str] = []
+    bad: list[str] = []
+    few: list[str] = []
     for kind in part["kinds"]:
         name, speed = fastest(part, kind)
         if speed["low"] is None:
@@ -83,9 +96,10 @@ def _kinds(part: dict[str, Any]) -> list[str]:
         elif pays(speed):
             good.append(f"{kind}: {named(part, name)}, {interval(speed)}")
         else:
-            bad.append(f"{kind} ({named(part, name)}: {interval(speed)})")
+            (bad if speed["high"] < 1 else open_).append(f"{kind} ({named(part, name)}: {interval(speed)})")
     said = [f"the best setting by kind of text: {'; '.join(good)}."] if good else []
-    said += [f"do not speculate on {', '.join(bad)}: 1 is not excluded."] if bad else []
+    said += [f"do not speculate on {', '.join(open_)}: 1 is not excluded."] if open_ else []
+    said += [f"do not speculate on {', '.join(bad)}: the best there is slower."] if bad else []
     return said + ([f"nothing can be said of {', '.join(few)} alone: fewer than 3 prompts."] if few else [])
 
 
@@ -113,8 +127,11 @@ def _break_even(part: dict[str, Any]) -> list[str]:
 
 
 def _better(part: dict[str, Any]) -> list[str]:
-    said = []
+    """The fastest against each other drafter; the other pairs are in report.json, for as a list they bury what is to be done."""
+    said, first = [], fastest(part)[0]
     for one in part.get("against", ()):
+        if one["a"] != first:
+            continue
         a, b, ratio = named(part, one["a"]), named(part, one["b"]), interval(one)
         if pays(one):
             said.append(f"the better of two: {a}, {ratio} times the tokens a second of {b} on the same prompts.")
@@ -125,8 +142,16 @@ def _better(part: dict[str, Any]) -> list[str]:
 
 def _noise(part: dict[str, Any]) -> list[str]:
     noise = part.get("noise")
-    if noise is None or noise["low"] is None or noise["low"] <= 1 <= noise["high"]:
+    if noise is None or noise["low"] is None:
         return []
+    if noise["low"] <= 1 <= noise["high"]:
+        name, speed = fastest(part)
+        if not pays(speed) or speed["value"] > noise["high"]:
+            return []
+        return [
+            f"beware: plain decoding against itself came out at {interval(noise)}, and the {speed['value']:.2f} of {named(part, name)} lies "
+            "within that, so the clock alone could have made it; measure more prompts."
+        ]
     return [
         f"the clock is not to be trusted to the last digit: plain decoding against itself came out at {interval(noise)}, which excludes 1."
     ]

@@ -14,8 +14,8 @@ FEW = 10  # prompts of a kind; a bootstrap of fewer is too narrow, and of two or
 SHOWN = 5  # names in a sentence
 
 
-def guards(report: Mapping[str, Any], prompts: Mapping[str, Sequence[Prompt]], folder: Path) -> list[str]:
-    """The sentences for a report of schema 2; `prompts` holds each measured file's prompts, `folder` the run whose drafts were measured."""
+def guards(report: Mapping[str, Any], prompts: Mapping[str, Sequence[Prompt]], *folders: Path) -> list[str]:
+    """The sentences for a report of schema 2; `prompts` holds each measured file's prompts, `folders` are the runs whose drafts were measured."""
     said = []
     for name, some in prompts.items():
         mine = [one for one in report["measurements"] if _file(one, report) == name]
@@ -27,7 +27,7 @@ def guards(report: Mapping[str, Any], prompts: Mapping[str, Sequence[Prompt]], f
             _cut_off(mine, limit),
             _short(mine),
             _twice(some),
-            _seen([one for one in some if one.id in asked], folder),
+            _seen([one for one in some if one.id in asked], folders),
         ]
         said += [head + one for one in found if one]
     return said
@@ -95,10 +95,8 @@ def _twice(prompts: Sequence[Prompt]) -> str:
     )
 
 
-def _seen(prompts: Sequence[Prompt], folder: Path) -> str:
-    known = read_seen(folder)
-    if known is None:
-        return ""
+def _seen(prompts: Sequence[Prompt], folders: Sequence[Path]) -> str:
+    known = frozenset().union(*(read_seen(one) or () for one in folders))
     seen = Counter(one.category for one in prompts if prompt_hash(first_turn(one)) in known)
     if not seen:
         return ""

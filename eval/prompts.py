@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from draftsmith.recipes import Prompt
 
 
@@ -14,6 +17,11 @@ def sample(prompts: list[Prompt], per_kind: int) -> list[Prompt]:
         if not per_kind or taken[prompt.category] <= per_kind:
             chosen.append(prompt)
     return chosen
+
+
+def text_digest(prompt: Prompt) -> str:
+    """What is asked, whatever it is called: two prompts of one digest are the same conversation, to the letter."""
+    return hashlib.sha256(json.dumps([prompt.history, prompt.turns]).encode()).hexdigest()[:16]
 
 
 def together(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:

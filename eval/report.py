@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftsmith.eval.advice import interval, setting
+from draftsmith.eval.advice import interval, setting, verdict_at
 
 DEFINITIONS = {
     "tokens/call": "tokens emitted per call of the target, the prefill and its own tokens included; plain decoding is 1",
     "acc. by position": "share of drafts accepted at each drafted position, of those calls in which all drafts before were accepted",
     "acc./drafted": "accepted drafts over all drafts",
-    "draft ms": "milliseconds a drafted token takes, drafting and bookkeeping together",
-    "target ms": "milliseconds of a verifying call of the target (k+1 tokens), acceptance included; plain decoding's call has one token",
+    "draft ms": "milliseconds a drafted token takes, drafting and bookkeeping together, and the rounds in which a lookup finds nothing",
+    "target ms": "milliseconds of a verifying call of the target (k+1 tokens) behind the prefill, acceptance included; plain decoding's call has one token",
     "speed-up": "tokens a second over plain decoding's on the same prompts, prefill included, with the 95 % bootstrap interval over prompts",
     "equal": "answers that equal plain decoding's token for token, of those compared (temperature 0); where some differ, in brackets the "
     "widest gap in nats between the target's two best tokens at a first difference (rounding in half precision parts near ties)",
     "tau": "tokens a round behind the prefill, the target's own (the bonus) token included, with its interval; without it: accepted drafts a round",
+    "acceptance length": "1 + accepted / drafts, a call without a draft being none: vLLM's mean acceptance length",
     "histogram": "calls by how many of their drafts were accepted, 0 first; calls without a draft are left out, as in vLLM's counters",
     "alpha": "teacher-forced: the mean of sum min(p, q) over every token behind the prefill's of plain decoding's answers, one pass and no "
     "decoding, both laws under the temperature, top-k and top-p that were served; of a combined drafter its model's alone, of a lookup none",
@@ -25,13 +26,16 @@ DEFINITIONS = {
     "o": "what the loop adds to a round, in plain steps",
     "predicted": "whole answers by S = tau / (k c + r + o) and the prefill: each half of the prompts by its own rounds and by the costs of the other "
     "half, so that no clock predicts itself; teacher-forced: the same with the block length in the place of tau, at the costs of all. None for an adaptive k",
-    "break-even": "the acceptance, alike at all positions, at which a round yields as many tokens as the plain steps that it costs",
+    "break-even": "the acceptance, alike at all positions, at which rounds with drafts of the lengths that were had here yield as many tokens as "
+    "the plain steps that they cost",
     "MBSU": "memory-bound speed-up, tau / (1 + d c_P): d drafted tokens a round, c_P the bytes of the draft that a step reads over the target's",
     "first token": "milliseconds from the call to an answer's first token, in the mean; plain decoding's behind the stroke",
     "per token": "milliseconds between tokens behind the first, pooled over tokens; plain decoding's behind the stroke",
     "answer": "milliseconds from the call to an answer's last token, in the mean; plain decoding's behind the stroke",
     "peak": "the most memory held during a call, with all candidates' models loaded: of the process, or of torch's tensors on a GPU",
     "noise": "plain decoding's second run against its first, as if it were a candidate: a speed-up within this interval is none",
+    "the better of two": "tokens a second of one over another's on the same prompts, which the interval draws for both at once; each drafter at its fastest k",
+    "chosen on the other prompts": "on each prompt the setting that is fastest on all the others: what choosing is worth where nothing was tried before",
     "batch": "prompts decoded together, by plain decoding too; a row's seconds are its equal share, and the interval's unit is the batch",
 }
 
@@ -40,13 +44,13 @@ def rows(part: dict[str, Any]) -> list[list[str]]:
     """The main table, a row a candidate, as text."""
     table = [["drafter", "k", "tokens/call", "acc. by position", "acc./drafted", "draft ms", "target ms", "speed-up", "equal"]]
     first = next(iter(part["candidates"].values()))["all"]
-    table.append(["plain decoding", "", "1.00", "", "", "", f"{first['baseline_ms']:.0f}", "1", ""])
+    table.append(["plain decoding", "", "1.00", "", "", "", _number(first["baseline_ms"], 0), "1", ""])
     for name, one in part["candidates"].items():
         figures = one["all"]
         table.append([
             name, str(one["k"]), f"{figures['tokens_per_call']:.2f}", by_position(figures["acceptance_by_position"]),
             "-" if figures["accepted_per_drafted"] is None else f"{figures['accepted_per_drafted']:.2f}",
-            f"{figures['draft_ms']:.1f}", f"{figures['target_ms']:.0f}", interval(figures["speed_up"]),
+            _number(figures["draft_ms"], 1), _number(figures["target_ms"], 0), interval(figures["speed_up"]),
             equal(figures),
         ])  # fmt: skip
     return table
@@ -79,14 +83,14 @@ def predictions(part: dict[str, Any]) -> list[list[str]]:
 
 def waits(part: dict[str, Any]) -> list[list[str]]:
     """What a client waits for, and the memory it takes; plain decoding's behind the stroke."""
-    table = [["drafter", "first token", "per token", "answer", "peak", "histogram"]]
+    table = [["drafter", "first token", "per token", "answer", "peak", "acceptance length", "histogram"]]
     for name, one in part["candidates"].items():
         it = one["all"]
         pairs = [(it.get(what), it.get(f"baseline_{what}")) for what in ("first_token_ms", "per_token_ms", "answer_ms")]
         peaks = [f"{it[what] / 1e6:.0f}" for what in ("peak_bytes", "baseline_peak_bytes") if it.get(what)]
         table.append([
             name, *(f"{_number(ours, 1)} / {_number(theirs, 1)} ms" for ours, theirs in pairs), f"{' / '.join(peaks)} MB" if peaks else "-",
-            " ".join(map(str, it.get("histogram") or ())) or "-",
+            _number(it.get("mean_acceptance_length")), " ".join(map(str, it.get("histogram") or ())) or "-",
         ])  # fmt: skip
     return table
 
@@ -106,12 +110,20 @@ def equal(figures: dict[str, Any]) -> str:
     return f"{figures['equal']}/{figures['compared']}{widest}"
 
 
+def verdicts(report: dict[str, Any]) -> list[str]:
+    """One sentence a part, where there are several and each has more to say."""
+    return [verdict_at(setting(part), part["advice"][0]) for part in report["parts"]]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    text = [f"# {report['name']}: what the drafts are worth\n", *(f"- {one}" for one in [*report["advice"], *report["guards"]]), ""]
+    several = len(report["parts"]) > 1
+    apart = several and all(part.get("advice") for part in report["parts"])
+    first = verdicts(report) if apart else report["advice"]
+    text = [f"# {report['name']}: what the drafts are worth\n", *(f"- {one}" for one in [*first, *report["guards"]]), ""]
     for part in report["parts"]:
-        if len(report["parts"]) > 1:
-            text.append(f"## {setting(part)}\n")
+        if several:
+            text += [f"## {setting(part)}\n", *(f"- {one}" for one in part.get("advice", ())), ""]
         text += [
             _table(rows(part)), "Tokens per call (and speed-up) by kind of text:\n", _table(kinds(part)),
             "What a round costs, and the speed-up that follows:\n", _table(predictions(part)),
@@ -129,7 +141,7 @@ def _how(report: dict[str, Any]) -> list[str]:
     how = report["how"]
     said = [
         f"Target `{how['target']}` ({how['target_revision']}), {how['dtype']}, {how['device']}, {how['threads']} thread(s), "
-        f"{how.get('prepared') or 'models as loaded'}, {how['max_new_tokens']} new tokens at most. Plain decoding, twice, and all candidates ran on each "
+        f"{how.get('prepared') or 'models as loaded'}, {how['max_new_tokens']} new tokens at most{_sampling(report)}. Plain decoding, twice, and all candidates ran on each "
         f"prompt in turn, through the same loop. torch {how['versions']['torch']}, transformers {how['versions']['transformers']}.\n",
     ]
     for part in report["parts"]:
@@ -142,6 +154,16 @@ def _how(report: dict[str, Any]) -> list[str]:
     if any(part["prompts"] < part["prompts_in_file"] for part in report["parts"]):
         said.append(f"\nThis is a sample. For all prompts: `{how['all_prompts_command']}`\n")
     return said
+
+
+def _sampling(report: dict[str, Any]) -> str:
+    """What draws are made from, where any are."""
+    if all(part["setting"]["temperature"] == 0 for part in report["parts"]):
+        return ""
+    how = report["how"]
+    top_k, top_p = how["sampling"]["top_k"], how["sampling"]["top_p"]
+    said = ([f"top-k {top_k}"] if top_k else []) + ([f"top-p {top_p:g}"] if top_p < 1 else [])
+    return f"; above temperature 0 drawn from {', '.join(said) if said else 'the whole law'}, seed {how['seed']}"
 
 
 def _table(lines: list[list[str]]) -> str:

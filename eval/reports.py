@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ def read_report(place: Path | str) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is no report: it is not JSON ({error}). Measure again: draftsmith eval RECIPE") from error
-    return checked(found, str(path))
+    report = checked(found, str(path))
+    if not isinstance(report.get("measurements"), list):
+        raise ValueError(_damaged(str(path), ["measurements"]))
+    return report
 
 
 def checked(report: Any, where: str) -> dict[str, Any]:
@@ -34,7 +38,23 @@ def checked(report: Any, where: str) -> dict[str, Any]:
         )
     if not isinstance(report.get("parts"), list) or not report["parts"]:
         raise ValueError(f"{where} has no parts, so nothing was measured in it. Measure again: draftsmith eval RECIPE")
+    lacks = [f"part {number}: {what}" for number, part in enumerate(report["parts"], 1) for what in _lacking(part)]
+    if lacks:
+        raise ValueError(_damaged(where, lacks))
     return dict(report)
+
+
+def _damaged(where: str, lacks: list[str]) -> str:
+    return f"{where} is damaged: it lacks {', '.join(lacks)}. Measure again: draftsmith eval RECIPE"
+
+
+def _lacking(part: Any) -> list[str]:
+    """What every part has and this one does not."""
+    needs = {"setting": Mapping, "kinds": list, "candidates": Mapping}
+    lacks = [what for what, kind in needs.items() if not isinstance(part, Mapping) or not isinstance(part.get(what), kind)]
+    if "setting" not in lacks:
+        lacks += [f"setting.{what}" for what in ("prompts", "temperature", "batch") if what not in part["setting"]]
+    return lacks
 
 
 def found(tree: Any, *path: str) -> Any:
@@ -64,6 +84,12 @@ def where(part: Mapping[str, Any]) -> str:
     """A part's setting in words."""
     it = part["setting"]
     return f"{Path(str(it['prompts'])).name}, temperature {it['temperature']:g}, batch {it['batch']}"
+
+
+def says_k(name: str, k: int | str) -> bool:
+    """Does the name say this k? The 2 of `exit:2` is a layer, that of `v2` or `ngram:2` is none either."""
+    said = rf"k\s*=\s*{re.escape(str(k))}" + ("|adaptive" if k == "adaptive" else "")
+    return re.search(rf"(?<!\w)(?:{said})(?!\w)", name) is not None
 
 
 def fastest(part: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from draftsmith.eval import page, report
-from draftsmith.eval.advice import advice, setting
+from draftsmith.eval.advice import advice, advice_of, setting
 from draftsmith.eval.bench import Bench
 from draftsmith.eval.candidates import folder_of, kind_of, place_of, prepare_all, read_bytes, refuse_another_target
 from draftsmith.eval.guards import guards
@@ -23,10 +23,11 @@ from draftsmith.eval.machine import device_name
 from draftsmith.eval.measurement import Arm
 from draftsmith.eval.measuring import at, measure_left, with_plain_again
 from draftsmith.eval.parts import examples_of, figures_of, lines
-from draftsmith.eval.prompts import sample, together
+from draftsmith.eval.prompts import sample, text_digest, together
 from draftsmith.eval.tables import print_table
 from draftsmith.recipes import Prompt, Recipe, read_prompts, runs
 from draftsmith.recipes.files import writable, write_whole
+from draftsmith.recipes.seen import trained_in
 from draftsmith.specdec import Sampling, load, load_drafter
 from draftsmith.specdec.drafters import exit_of
 from draftsmith.specdec.places import revision
@@ -60,7 +61,8 @@ def run_eval(recipe: Recipe, show: bool = True) -> dict[str, Any]:
     whole["how"]["time"] = _time(
         [one for part in parts for one in lines(part, groups[part], kept)], kept, parts, time.perf_counter() - began
     )
-    whole["guards"] = guards(whole, every, folder)
+    drafts = [Path(one) for one in map(folder_of, places.values()) if Path(one).is_dir()]
+    whole["guards"] = guards(whole, every, *dict.fromkeys([folder.resolve(), *filter(None, map(trained_in, drafts))]))
     write_whole(folder / "eval.yaml", recipe.dump())
     write_whole(folder / "report.json", json.dumps(whole, indent=1) + "\n")
     write_whole(folder / "report.md", report.markdown(whole))
@@ -111,19 +113,25 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     settings = recipe.eval
     done = {part: lines(part, groups[part], kept) for part in parts}
-    found = [figures_of(part, done[part], settings.arms, places, kept, settings, in_file[part.prompts]) for part in parts]
+    found = [
+        figures_of(part, done[part], settings.arms, places, kept, settings, in_file[part.prompts])
+        | {"texts": {one.id: text_digest(one) for group in groups[part] for one in group}}
+        for part in parts
+    ]
+    found = [part | {"advice": advice_of(part)} for part in found]
+    asked = {one.id: one.turns[0] for group in groups[parts[0]] for one in group}
     return {
         "schema": 2, "name": recipe.name,
         "how": {
             "target": recipe.target.model, "target_revision": name, "dtype": recipe.target.dtype, "device": device_name(device),
-            "threads": settings.threads, "sampling": settings.sampling.model_dump(), "max_new_tokens": settings.max_new_tokens,
+            "threads": settings.threads, "sampling": settings.sampling.model_dump(exclude={"temperature"}), "max_new_tokens": settings.max_new_tokens,
             "seed": settings.seed, "prepared": kept.about["prepared"], "prompts": ", ".join(settings.files), "bootstrap": settings.bootstrap,
             "prompts_in_file": sum(in_file.values()), "sittings": len({one.sitting for some in done.values() for one in some}),
             "all_prompts_command": f"{_program()} eval {recipe.folder / 'eval.yaml'} eval.per_kind=0",
             "versions": {name: metadata.version(name) for name in VERSIONS},
         },
         "definitions": report.DEFINITIONS, "parts": found, "advice": advice(found), "guards": [],
-        "examples": examples_of(done[parts[0]], found[0]), "training": runs.passed_over(recipe.folder),
+        "examples": [one | {"asked": asked[one["prompt"]]} for one in examples_of(done[parts[0]], found[0])], "training": runs.passed_over(recipe.folder),
         "measurements": [m.__dict__ for some in done.values() for one in some for m in one.measured],
     }  # fmt: skip
 

@@ -30,6 +30,12 @@ def write_seen(folder: Path, texts: Iterable[str]) -> None:
         write_whole(path, said)
 
 
+def trained_in(draft: Path) -> Path | None:
+    """The run that a draft's folder lies in (a checkpoint's, an export's): the nearest above it that says what its training read."""
+    place = draft.resolve()
+    return next((one for one in (place, *place.parents) if (one / NAME).is_file()), None)
+
+
 def read_seen(folder: Path) -> frozenset[str] | None:
     """The hashes that a run wrote; None where it wrote none."""
     path = folder / NAME

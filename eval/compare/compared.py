@@ -88,7 +88,7 @@ def _against(first: Named, second: Named) -> tuple[list[list[str]], list[str], l
         met = True
         for x, y in _pairs(part, other):
             mine, yours = lines_of(a, part, x), lines_of(b, other, y)
-            if why := other_texts(mine, yours):
+            if why := other_texts(part, other, mine, yours):
                 left.append(f"{theirs} and {ours} are not compared at {where(part)}: {why}.")
                 break
             result = paired(mine, yours, not differ.clocks) if answers(mine).keys() & answers(yours).keys() else None
@@ -130,12 +130,12 @@ def _sentence(theirs: str, ours: str, y: str, x: str, result: Paired, at: str) -
     what, worth = ("speed-up", result.speed_up) if result.speed_up else ("tokens a call", result.tokens)
     low, high = number(worth, "low"), number(worth, "high")
     on = f"on the same {result.prompts} prompt{'s' if result.prompts > 1 else ''}{at}"
-    said = f"its fastest, {y}, has {interval(worth)} times the {what} of {x} {on}."
+    said = f"fastest, {y}, has {interval(worth)} times the {what} of {x} {on}."
     if low is None or high is None:
-        return f"{theirs} and {ours} leave it open, for an interval takes 3 prompts: of {theirs}, {said.removeprefix('its ')}"
+        return f"{theirs} and {ours} leave it open, for an interval takes 3 prompts: the {said}"
     if low <= 1 <= high:
-        return f"{theirs} and {ours} are not to be told apart: of {theirs}, {said.removeprefix('its ')}"
-    return f"{theirs} is {'ahead of' if low > 1 else 'behind'} {ours}: {said}"
+        return f"{theirs} and {ours} are not to be told apart: of {theirs} the {said}"
+    return f"{theirs} is {'ahead of' if low > 1 else 'behind'} {ours}: its {said}"
 
 
 def _settings(report: Mapping[str, Any]) -> str:

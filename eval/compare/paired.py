@@ -33,15 +33,27 @@ def paired(ours: Lines, theirs: Lines, clocks: bool) -> Paired:
     is slower on both sides.
     """
     a, b = answers(ours), answers(theirs)
-    units: dict[str, np.ndarray] = {}
-    for key in a:
-        if key in b:
-            row = np.array([*_sums(b[key]), *_sums(a[key])])
-            units[key[0]] = units.get(key[0], 0) + row
-    table = np.array(list(units.values()))
+    both, unit = [key for key in a if key in b], units([a, b])
+    sums: dict[str, np.ndarray] = {}
+    for key in both:
+        row = np.array([*_sums(b[key]), *_sums(a[key])])
+        sums[unit[key[0]]] = sums.get(unit[key[0]], 0) + row
+    table = np.array(list(sums.values()))
     # columns: new tokens, seconds, plain tokens, plain seconds, calls; theirs, then ours
     speed = ratio(table, (1, -1, -1, 1, 0, -1, 1, 1, -1, 0)) if clocks else None
-    return Paired(len(units), speed, ratio(table, (1, 0, 0, 0, -1, -1, 0, 0, 0, 1)))
+    return Paired(len({prompt for prompt, _ in both}), speed, ratio(table, (1, 0, 0, 0, -1, -1, 0, 0, 0, 1)))
+
+
+def units(reports: Sequence[Mapping[tuple[str, int], Mapping[str, Any]]]) -> dict[str, str]:
+    """Each prompt's unit of an interval: prompts that were decoded together in either report share a clock, and are drawn together."""
+    unit: dict[str, str] = {}
+    for lines in reports:
+        for (prompt, _), one in lines.items():
+            first = str(one.get("group") or prompt)
+            mine, together = unit.setdefault(prompt, prompt), unit.setdefault(first, first)
+            if mine != together:
+                unit |= {each: together for each, its in unit.items() if its == mine}
+    return unit
 
 
 def ratio(table: np.ndarray, powers: Sequence[int], resamples: int = RESAMPLES, seed: int = 0) -> dict[str, float | None]:

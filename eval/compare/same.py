@@ -52,16 +52,26 @@ def lines_of(report: Mapping[str, Any], part: Mapping[str, Any], candidate: str)
     ]
 
 
-def other_texts(ours: list[Mapping[str, Any]], theirs: list[Mapping[str, Any]]) -> str | None:
-    """Why prompts of the same names are not the same prompts: greedy plain decoding wrote another number of tokens to them."""
+def other_texts(
+    part: Mapping[str, Any], other: Mapping[str, Any], ours: list[Mapping[str, Any]], theirs: list[Mapping[str, Any]]
+) -> str | None:
+    """Why prompts of the same names are not the same prompts: their texts differ, or, in reports that do not say, greedy plain decoding
+    wrote another number of tokens to them."""
     a, b = answers(ours), answers(theirs)
+    one, two = found(part, "texts") or {}, found(other, "texts") or {}
+    differ = list(dict.fromkeys(prompt for prompt, _ in a if prompt in one and prompt in two and one[prompt] != two[prompt]))
+    if differ:
+        return f"{len(differ)} prompts of the same name have other texts ({_some(differ)}), so these are other prompts"
     differ = [
         key[0] for key in a if key in b and a[key]["temperature"] == 0 and a[key]["baseline_tokens"] != b[key]["baseline_tokens"]
     ]
     if not differ:
         return None
-    shown = ", ".join(differ[:3]) + (" ..." if len(differ) > 3 else "")
-    return f"plain decoding wrote another number of tokens to {len(differ)} prompts of the same name ({shown}), so these are other prompts"
+    return f"plain decoding wrote another number of tokens to {len(differ)} prompts of the same name ({_some(differ)}), so these are other prompts"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def _said(value: Any) -> str:

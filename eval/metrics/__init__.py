@@ -75,11 +75,12 @@ def summary(measured: Sequence[Measurement], resamples: int, seed: int = 0, byte
     calls = sum(len(m.accepted_lengths) for m in measured)
     rounds = calls - len(measured)  # behind the prefills
     drafted, accepted = (sum(sum(lengths) for lengths in each) for each in _lengths(measured))
-    new, had = sum(m.new_tokens for m in measured), sum(m.baseline_tokens for m in measured)
+    drafts = sum(one > 0 for m in measured for one in m.drafted_lengths)
+    new = sum(m.new_tokens for m in measured)
     tau = (new - len(measured)) / rounds if rounds else None
     return {
         "answers": len(measured), "prompts": len({m.prompt for m in measured}), "new_tokens": new, "target_calls": calls,
-        "drafts": sum(one > 0 for m in measured for one in m.drafted_lengths), "drafted": drafted, "accepted": accepted,
+        "drafts": drafts, "drafted": drafted, "accepted": accepted, "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
         "tokens_per_call": tokens_per_call(measured), "accepted_per_drafted": accepted_per_drafted(measured),
         "tau": None if tau is None else _interval(measured, lambda m: (m.new_tokens - 1, len(m.accepted_lengths) - 1), resamples, seed),
         "tau_without_bonus": accepted / rounds if rounds else None,
@@ -88,13 +89,25 @@ def summary(measured: Sequence[Measurement], resamples: int, seed: int = 0, byte
         "speed_up": speed_up(measured, resamples, seed)._asdict(),
         "equal": sum(m.equal for m in measured), "compared": sum(m.compared for m in measured),
         "gaps": sorted((gap for m in measured for gap in m.gaps), reverse=True),
-        "draft_ms": sum(m.draft_ms * sum(m.drafted_lengths) for m in measured) / max(drafted, 1),
-        "target_ms": sum(m.target_ms * len(m.accepted_lengths) for m in measured) / calls,
-        "baseline_ms": sum(m.baseline_ms * m.baseline_tokens for m in measured) / had,
-        **latencies(measured),
+        **milliseconds(measured), **latencies(measured),
         "peak_bytes": max(m.peak_bytes for m in measured), "baseline_peak_bytes": max(m.baseline_peak_bytes for m in measured),
         "limited": sum(m.limited for m in measured),
     }  # fmt: skip
+
+
+def milliseconds(measured: Sequence[Measurement]) -> dict[str, float | None]:
+    """A drafted token, what looking in vain took included; a verifying call and plain decoding's, behind the prefills. None of none."""
+
+    def pooled(what: str, each: list[int]) -> float | None:
+        return sum(getattr(m, what) * n for m, n in zip(measured, each, strict=True)) / sum(each) if sum(each) else None
+
+    drafted = sum(sum(m.drafted_lengths) for m in measured)
+    drafting = sum(1000 * m.draft_seconds or m.draft_ms * sum(m.drafted_lengths) for m in measured)
+    return {
+        "draft_ms": drafting / drafted if drafted else None,
+        "target_ms": pooled("target_ms", [len(m.accepted_lengths) - 1 for m in measured]),
+        "baseline_ms": pooled("baseline_ms", [m.baseline_tokens - 1 for m in measured]),
+    }
 
 
 def latencies(measured: Sequence[Measurement]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftsmith.eval.advice import verdict_at
 from draftsmith.eval.page import acceptance, atlas, speeds
 from draftsmith.eval.page.picture import Picture
 from draftsmith.eval.page.series import GLYPHS, Series, series, with_k
@@ -37,7 +38,8 @@ def html(report: Mapping[str, Any]) -> str:
     body = [_header(report), "<main>"]
     for place, part in enumerate(parts):
         title = f"Plots <small>{escaped(where(part))}</small>" if several else "Plots"
-        body += [f'<h2 id="plots-{place}">{title}</h2>', plots(part, f"p{place}")]
+        own = _said((part.get("advice") or [])[1:]) if several else ""
+        body += [f'<h2 id="plots-{place}">{title}</h2>', own, plots(part, f"p{place}")]
     if examples := report.get("examples"):
         body += [
             '<h2 id="texts">Who wrote what</h2>',
@@ -103,6 +105,8 @@ def legend(names: Sequence[tuple[Series, str]]) -> str:
 
 def _header(report: Mapping[str, Any]) -> str:
     part, advice = report["parts"][0], list(report.get("advice") or ())
+    if len(report["parts"]) > 1 and all(one.get("advice") for one in report["parts"]):
+        advice = [verdict_at(where(one), one["advice"][0]) for one in report["parts"]]  # the rest is said beside each part's plots
     name = fastest(part)
     said = [
         f'<header><p class="eyebrow">What the drafts of {escaped(found(report, "how", "target") or "this target")} are worth</p>'

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from draftsmith.eval.page.words import printable
-from draftsmith.eval.reports import number
+from draftsmith.eval.reports import number, says_k
 
 COLOURS = 6  # --s0 to --s5 of the style sheet
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # seven, so that colour and shape together repeat after 42 drafters
@@ -52,7 +52,7 @@ def short(name: str) -> str:
 def with_k(name: str, candidate: Mapping[str, Any]) -> str:
     """A candidate's name with its k, where the name does not say it."""
     k = str(candidate.get("k", ""))
-    return name if not k or re.search(rf"(?<!\w){re.escape(k)}(?!\w)", name) else f"{name}, k = {k}"
+    return name if not k or says_k(name, k) else f"{name}, k = {k}"
 
 
 def _family(names: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def peak(candidate: Mapping[str, Any]) -> str | None:
 
 
 WORTH: dict[str, Cell] = {
-    "speed-up": ratio("all", "speed_up"), "tokens/call": of("all", "tokens_per_call"), "acc./drafted": of("all", "accepted_per_drafted"),
+    "speed-up": ratio("all", "speed_up"), "tokens/call": of("all", "tokens_per_call"), "acc./drafted": of("all", "accepted_per_drafted"), "acc. length": of("all", "mean_acceptance_length"),
     "acc. by position": positions, "draft ms": of("all", "draft_ms", digits=1), "target ms": of("all", "target_ms", digits=0),
     "plain ms": of("all", "baseline_ms", digits=0), "equal": equal,
 }  # fmt: skip

@@ -43,7 +43,7 @@ def written(example: dict[str, Any]) -> str:
 
 
 def _asked(example: dict[str, Any]) -> str:
-    prompt = str(example.get("prompt") or "")
+    prompt = str(example.get("asked") or example.get("prompt") or "")  # its text, of a report that holds it, or its name
     if len(prompt) <= LONG:
         return f'<p class="asked">{escaped(prompt)}</p>' if prompt else ""
     return f"<details><summary>{escaped(prompt[: LONG // 2])}…</summary>{escaped(prompt)}</details>"

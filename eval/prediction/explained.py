@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,9 +81,10 @@ def explained(measured: Sequence[Measurement], k: int, drafts_all: bool) -> dict
     both = tally(measured, k, drafts_all)
     cost, drafted = both.cost, both.asked / both.rounds
     plain = both.plain_tokens / (both.plain_prefill + both.plain)
+    lengths = Counter(n for m in measured for n in m.drafted_lengths[1:])
     return {
         "speed_up": both.tokens / seconds / plain, "decoding": both.tau / taken(cost, drafted), "tau": both.tau, "drafted": drafted,
-        "c": cost.c, "r": cost.r, "o": cost.o, "prefill": cost.prefill, "break_even_alpha": break_even(k, taken(cost, drafted)),
+        "c": cost.c, "r": cost.r, "o": cost.o, "prefill": cost.prefill, "break_even_alpha": break_even(lengths, taken(cost, drafted)),
     }  # fmt: skip
 
 
@@ -91,14 +93,17 @@ def taken(cost: Cost, drafted: float) -> float:
     return drafted * cost.c + cost.r + cost.o
 
 
-def break_even(k: int, round_cost: float) -> float | None:
-    """The acceptance, the same at every position, at which a round of `k` drafts yields as many tokens as the plain steps that it
-    costs; None where all drafts accepted would not do."""
-    if round_cost > k + 1:
+def break_even(lengths: Mapping[int, int], round_cost: float) -> float | None:
+    """The acceptance, the same at every position, at which rounds yield as many tokens as the plain steps that they cost, so many of
+    each number of drafts; None where all drafts accepted would not do. A lookup that seldom finds a draft needs more than its k says."""
+    rounds = sum(lengths.values())
+    # Of a reach of i drafts there are as many rounds as had i or more.
+    reach = [sum(count for n, count in lengths.items() if n >= i) / rounds for i in range(max(lengths) + 1)]
+    if round_cost > sum(reach):
         return None
     if round_cost <= 1:
         return 0.0
-    return float(brentq(lambda a: sum(a**i for i in range(k + 1)) - round_cost, 0.0, 1.0))
+    return float(brentq(lambda a: sum(share * a**i for i, share in enumerate(reach)) - round_cost, 0.0, 1.0))
 
 
 def foretold(rows: Sequence[tuple[str, Forced]], k: int | str, of: str) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from draftsmith.eval.advice import advice
+from draftsmith.eval.page.series import with_k
 
 
 def speed(value: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -82,6 +83,38 @@ def test_drafts_that_cannot_be_told_apart_and_a_clock_that_lies_are_said() -> No
         "plain decoding against itself came out at 1.05 (1.02..1.08), which excludes 1"
         in advice([one | {"noise": speed(1.05, 1.02, 1.08)}])[1]
     )
+
+
+def test_a_kind_on_which_all_are_slower_is_not_said_to_be_open() -> None:
+    one = part({"d": candidate("d", 2, {"code": UNSURE, "chat": BAD}, BAD)})
+    assert advice([one])[1:] == [
+        "Do not speculate on code (d with k = 2: 1.10 (0.90..1.30)): 1 is not excluded.",
+        "Do not speculate on chat (d with k = 2: 0.80 (0.70..0.90)): the best there is slower.",
+    ]
+
+
+def test_a_gain_that_the_clock_alone_could_have_made_is_said_to_be_one() -> None:
+    small = speed(1.02, 1.01, 1.03)
+    one = part({"d": candidate("d", 2, {"all": small}, small)}, kinds=("all",))
+    (_, beware) = advice([one | {"noise": speed(1.0, 0.97, 1.03)}])
+    assert beware.startswith(
+        "Beware: plain decoding against itself came out at 1.00 (0.97..1.03), and the 1.02 of d with k = 2 lies within"
+    )
+    assert len(advice([one | {"noise": speed(1.0, 0.99, 1.01)}])) == 1
+
+
+def test_each_drafter_is_held_against_the_fastest_alone() -> None:
+    three = {name: candidate(name, 2, {"all": GOOD}, speed(1.3 - place / 10, 1.1, 1.4)) for place, name in enumerate("abc")}
+    pairs = [{"a": a, "b": b, **GOOD} for a, b in ("ab", "ac", "bc")]
+    assert len(advice([part(three, kinds=("all",), against=pairs)])) == 1 + 2
+
+
+def test_a_name_that_holds_the_number_of_a_layer_does_not_hold_k() -> None:
+    for name, said in (("exit:2", "exit:2 with k = 2"), ("v 2", "v 2 with k = 2"), ("d, k=2", "d, k=2"), ("d k = 2", "d k = 2")):
+        one = part({name: candidate("d", 2, {"all": GOOD}, GOOD)}, kinds=("all",))
+        assert advice([one]) == [f"Use {said}: 1.30 (1.20..1.40) times plain decoding."]
+        assert with_k(name, one["candidates"][name]) == said.replace(" with k", ", k")
+    assert with_k("both, adaptive", {"k": "adaptive"}) == "both, adaptive"
 
 
 def test_kinds_of_too_few_prompts_are_not_judged() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from draftsmith.cli import main
 from draftsmith.eval.compare import compare, page
-from draftsmith.eval.compare.paired import paired, ratio
+from draftsmith.eval.compare.paired import answers, paired, ratio, units
 from made_reports import made_report
 
 NAMES = ("ngram, k=4", "trained, k=4")
@@ -50,7 +50,7 @@ def test_without_a_difference_they_are_not_told_apart_and_names_that_clash_get_t
     b = saved(tmp_path / "again", "run", {"seed": 1})
     said = compare([a, b])
     assert [name for name, _ in said.reports] == [f"run ({a})", f"run ({b})"]
-    assert "are not to be told apart: of run (" in said.found[0]
+    assert f"are not to be told apart: of run ({b}) the fastest, trained, k=4, has" in said.found[0]
 
 
 def test_only_common_prompts_count_and_without_any_nothing_is_compared(tmp_path: Path) -> None:
@@ -169,6 +169,60 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "old.json").write_text('{"schema": 1}')
     assert main(["compare", str(a), str(tmp_path / "old.json")]) == 2
     assert "is a report of schema 1, and schema 2 is read here. Measure again with this version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "lacks"),
+    [
+        (lambda report: report.pop("measurements"), "lacks measurements. Measure again"),
+        (lambda report: report["parts"].append({}), "lacks part 2: setting, part 2: kinds, part 2: candidates. Measure again"),
+        (lambda report: report["parts"].append(None), "lacks part 2: setting"),
+        (lambda report: report["parts"][0]["setting"].pop("batch"), "lacks part 1: setting.batch"),
+    ],
+)
+def test_a_damaged_report_is_named_with_what_it_lacks(tmp_path: Path, damage: Any, lacks: str) -> None:
+    a, b = saved(tmp_path, "a"), saved(tmp_path, "b")
+    report = json.loads((b / "report.json").read_text())
+    damage(report)
+    (b / "report.json").write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=r"b/report\.json is damaged: it " + lacks):
+        compare([a, b])
+
+
+def test_prompts_of_one_name_whose_texts_differ_are_other_prompts_however_long_the_answers(tmp_path: Path) -> None:
+    a, b = saved(tmp_path, "a"), saved(tmp_path, "b")
+    for place, changed in ((a, ""), (b, "chat-3")):
+        report = json.loads((place / "report.json").read_text())
+        prompts = {one["prompt"] for one in report["measurements"]}
+        report["parts"][0]["texts"] = {one: "other" if one == changed else "same" for one in prompts}
+        (place / "report.json").write_text(json.dumps(report))
+    said = compare([a, b])
+    assert said.ratios is None
+    assert "1 prompts of the same name have other texts (chat-3), so these are other prompts" in said.not_compared[0]
+
+
+def test_rows_of_a_batch_in_either_report_are_drawn_together() -> None:
+    def answer(prompt: str, group: str, seconds: float) -> dict[str, Any]:
+        return {"prompt": prompt, "group": group, "new_tokens": 10, "seconds": seconds, "baseline_tokens": 10, "baseline_seconds": 2.0, "accepted_lengths": [0] * 5}  # fmt: skip
+
+    ours = [answer(one, one, 2.0) for one in "abcdef"]
+    theirs = [answer(one, first, 1.0) for one, first in zip("abcdef", "aaacef", strict=True)]
+    one_a_prompt, batched = paired(ours, ours, True), paired(ours, theirs, True)
+    assert one_a_prompt.prompts == batched.prompts == 6
+    assert units([answers(ours), answers(theirs)]) == {"a": "a", "b": "a", "c": "a", "d": "a", "e": "e", "f": "f"}
+    assert one_a_prompt.speed_up is not None
+    assert one_a_prompt.speed_up["low"] is not None
+    two = [answer(one, first, 1.0) for one, first in zip("abcdef", "aaaddd", strict=True)]
+    assert paired(ours, two, True).speed_up == {"value": pytest.approx(2.0), "low": None, "high": None}
+
+
+def test_a_pipe_gets_all_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (saved(tmp_path, name + "x" * 90) for name in "ab")
+    assert main(["compare", str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert "\u2026" not in printed
+    (line,) = [one for one in printed.splitlines() if one.startswith(f"\u2502 {b.name}: ngram, k=4")]
+    assert line.count("1.00 (1.00..1.00)") == 2
 
 
 def test_the_page_of_reports_that_share_nothing_says_so(tmp_path: Path) -> None:

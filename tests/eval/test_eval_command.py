@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from draftsmith.eval import measuring, run
 from draftsmith.eval.bench import Answered
 from draftsmith.eval.kept import Kept
 from draftsmith.recipes import load_recipe
+from draftsmith.recipes.seen import write_seen
 from runs import inside, write_run
 
 CANDIDATES = [
@@ -125,6 +127,8 @@ def test_predictions_are_of_fixed_blocks_and_laws_are_of_models(finished: Path) 
 def test_examples_are_the_answers_cut_by_who_wrote_them(finished: Path) -> None:
     examples = report(finished)["examples"]
     assert [(one["prompt"], one["kind"]) for one in examples] == [("a", "odd"), ("b", "even")]
+    assert [one["asked"] for one in examples] == [LINES[0]["turns"][0], LINES[1]["turns"][0]]  # not only what it is called
+    assert LINES[0]["turns"][0] in (finished / "small" / "report.html").read_text()
     said = {
         line["answer"]["group"][0]: line["answer"]["said"][0]
         for line in kept(finished)
@@ -232,8 +236,13 @@ def test_files_temperatures_and_batches_are_parts_that_a_second_call_may_add_to(
     two = tmp_path / "two.jsonl"
     two.write_text("".join(json.dumps(one) + "\n" for one in LINES[1:]))
     few = ["eval.candidates=[{drafter: exit:2, k: 2}, {drafter: ngram, k: 2}]"]
-    assert evaluate(place, tmp_path, *few, f"eval.prompts={two}", "eval.temperatures=[0]").returncode == 0
-    grid = [f"eval.prompts=[{two}]", "eval.temperatures=[0, 0.8]", "eval.batches=[1, 2]"]
+    assert (
+        evaluate(
+            place, tmp_path, *few, f"eval.prompts={two}", "eval.temperatures=[0]", "eval.sampling={top_k: 20, top_p: 0.9}"
+        ).returncode
+        == 0
+    )
+    grid = [f"eval.prompts=[{two}]", "eval.temperatures=[0, 0.8]", "eval.batches=[1, 2]", "eval.sampling={top_k: 20, top_p: 0.9}"]
     done = evaluate(place, tmp_path, *few, *grid)
     assert done.returncode == 0, done.stderr
     assert "12 answers in 4 parts, 3 of them kept from before" in done.stderr
@@ -253,6 +262,18 @@ def test_files_temperatures_and_batches_are_parts_that_a_second_call_may_add_to(
         in (tmp_path / "small" / "report.md").read_text()
     )
     assert any(one.startswith(f"At {two}, temperature 0.8, batch 2: ") for one in found["advice"])
+    pages = {name: (tmp_path / "small" / f"report.{name}").read_text().replace("\u00a0", " ") for name in ("md", "html")}
+    assert "8 new tokens at most; above temperature 0 drawn from top-k 20, top-p 0.9, seed 0" in pages["md"]
+    assert found["how"]["sampling"] == {"top_k": 20, "top_p": 0.9}  # each part has its own temperature
+    for part in found["parts"]:
+        verdict, *more = part["advice"]
+        for text in pages.values():
+            assert (
+                f"temperature {part['setting']['temperature']:g}, batch {part['setting']['batch']}: {verdict[0].lower()}{verdict[1:]}"
+                in text
+            )
+            assert more
+            assert all(html.escape(one) in text or one in text for one in more)
     shares = [one for one in found["measurements"] if one["batch"] == 2 and one["temperature"] == 0 and one["drafter"] == "ngram"]
     assert [one["rows"] for one in shares] == [2, 2, 1]
     assert shares[0]["seconds"] == shares[1]["seconds"]
@@ -265,6 +286,15 @@ def test_files_temperatures_and_batches_are_parts_that_a_second_call_may_add_to(
             texts[one["part"][2]] |= dict(zip(one["group"], one["said"], strict=True))
     assert texts[1] == texts[2]
     assert len(set(texts[1].values())) == 3
+
+
+def test_prompts_that_a_draft_of_another_run_was_trained_on_are_said(place: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "another" / "step-8" / "draft"
+    shutil.copytree(place / "target", draft)
+    write_seen(tmp_path / "another", [LINES[1]["turns"][0]])
+    done = evaluate(place, tmp_path, f"eval.candidates=[{{drafter: '{draft}', k: 2}}]", "eval.max_new_tokens=4")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 4 prompts were seen in training (even 1)" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,14 @@ def test_a_half_is_predicted_with_the_costs_of_the_other() -> None:
 
 
 def test_break_even() -> None:
-    assert break_even(1, 1.4) == pytest.approx(0.4)
-    assert break_even(2, 1 + 0.5 + 0.25) == pytest.approx(0.5)
-    assert break_even(4, 5.5) is None
-    assert break_even(4, 0.9) == 0.0
-    assert break_even(3, 4.0) == pytest.approx(1.0)
+    assert break_even({1: 7}, 1.4) == pytest.approx(0.4)
+    assert break_even({2: 1}, 1 + 0.5 + 0.25) == pytest.approx(0.5)
+    assert break_even({4: 1}, 5.5) is None
+    assert break_even({4: 1}, 0.9) == 0.0
+    assert break_even({3: 1}, 4.0) == pytest.approx(1.0)
+    # A lookup that finds two drafts in a round of four: what pays must come from there.
+    assert break_even({0: 3, 2: 1}, 1 + (0.5 + 0.25) / 4) == pytest.approx(0.5)
+    assert break_even({0: 3, 2: 1}, 1.6) is None
 
 
 def test_forced_figures_are_pooled_over_tokens() -> None:

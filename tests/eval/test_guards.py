@@ -9,7 +9,7 @@ import pytest
 
 from draftsmith.eval.guards import FEW, guards
 from draftsmith.recipes import Prompt
-from draftsmith.recipes.seen import write_seen
+from draftsmith.recipes.seen import trained_in, write_seen
 
 KINDS = ("chat", "code")
 
@@ -87,6 +87,18 @@ def test_prompts_that_training_read_are_counted_by_kind_by_their_first_turn(tmp_
     del prompts[1]  # not measured: not counted
     (one,) = guards(answered(prompts), {"a/file.jsonl": asked()}, tmp_path)[1:]
     assert one.startswith("2 of 19 prompts were seen in training")
+
+
+def test_prompts_that_the_training_of_a_draft_from_another_run_read_are_counted_too(tmp_path: Path) -> None:
+    write_seen(tmp_path / "mine", ["What is chat 1?"])
+    write_seen(tmp_path / "theirs", ["What is code 2?"])
+    draft = tmp_path / "theirs" / "step-8" / "draft"
+    draft.mkdir(parents=True)
+    assert trained_in(draft) == (tmp_path / "theirs").resolve()
+    assert trained_in(tmp_path) is None
+    prompts = asked()
+    (one,) = guards(answered(prompts), {"a/file.jsonl": prompts}, tmp_path / "mine", tmp_path / "theirs")
+    assert one.startswith("2 of 20 prompts were seen in training (chat 1, code 1)")
 
 
 def test_each_file_of_several_has_its_name_before_what_is_said_of_it(tmp_path: Path) -> None:

@@ -70,6 +70,18 @@ def test_a_summary_keeps_both_sides_of_every_ratio() -> None:
     assert one["baseline_ms"] == pytest.approx(8.0)
 
 
+def test_milliseconds_are_pooled_over_calls_behind_the_prefill_and_what_a_lookup_did_not_find_is_paid_for() -> None:
+    long = dataclasses.replace(measured("x", [(0, 0), (3, 3), (3, 0)]), draft_seconds=0.012, target_ms=20.0, baseline_ms=10.0)
+    one_token = dataclasses.replace(measured("y", [(0, 0)]), draft_seconds=0.0, target_ms=0.0, baseline_ms=0.0)
+    in_vain = dataclasses.replace(measured("z", [(0, 0), (0, 0)]), draft_seconds=0.006, target_ms=14.0, baseline_ms=4.0)
+    found = metrics.summary([long, one_token, in_vain], 50)
+    assert found["draft_ms"] == pytest.approx(18 / 6)
+    assert found["target_ms"] == pytest.approx((2 * 20 + 1 * 14) / 3)
+    assert found["baseline_ms"] == pytest.approx((5 * 10 + 1 * 4) / 6)
+    bare = metrics.summary([one_token], 50)
+    assert (bare["draft_ms"], bare["target_ms"], bare["baseline_ms"]) == (None, None, None)
+
+
 def test_a_sample_takes_the_first_of_each_kind() -> None:
     prompts = [Prompt(f"{kind}{i}", kind, [], ["x"]) for i in range(3) for kind in "ab"]
     assert [prompt.id for prompt in sample(prompts, 1)] == ["a0", "b0"]
@@ -118,7 +130,9 @@ def test_tau_is_of_the_rounds_behind_the_prefill_with_and_without_the_targets_ow
     assert one["tau_without_bonus"] == 4 / 3
     assert one["drafts"] == 3
     assert one["mbsu"] == pytest.approx((7 / 3) / (1 + 3 * 0.1))
+    assert one["mean_acceptance_length"] == 1 + 4 / 3  # vLLM's
     bare = metrics.summary([measured("x", [(0, 0)])], 50, bytes_share=0.1)
+    assert bare["mean_acceptance_length"] is None
     assert (bare["tau"], bare["tau_without_bonus"], bare["mbsu"], bare["per_token_ms"]) == (None, None, None, None)
 
 
