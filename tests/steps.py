@@ -13,6 +13,7 @@ from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.engines import engine, gathered, prepared, size
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import evaluate, train
+from draftsmith.train.sharded import spread
 from tiny import tiny
 
 # 1, 9, 2, 6 and 14 scored tokens: a mean of means is far off.
@@ -20,7 +21,7 @@ ROWS = [([5, 9, 11, 4], 3), ([7, *range(20, 29)], 1), ([3, 3, 20, 21], 2), ([8, 
 NOTHING = ([9, 8, 7], 3)
 STEPS: list[list[Any]] = [ROWS, ROWS[:1], [NOTHING, NOTHING], ROWS[3:], ROWS[::-1]]
 CASES: dict[str, dict[str, Any]] = {
-    "fp32": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"},
+    "fp32": {}, "sharded": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"},
 }  # fmt: skip
 
 
@@ -30,7 +31,9 @@ def taught(case: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     records: list[Any] = []
     with launched(settings.precision) as accelerator:
-        target = tiny()
+        target: Any = tiny()
+        if case == "sharded":
+            target = spread(target if accelerator.is_main_process else None, accelerator)
         objective: Any = DistillDraft(CutDraft(target, [1]), target)
         layers: list[torch.dtype] = []
         objective.draft.body.layers[0].mlp.register_forward_hook(lambda module, args, out: layers.append(out.dtype))

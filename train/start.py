@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft
@@ -35,9 +36,10 @@ def make(
         settings["layers"] = json.loads(written.read_text(encoding="utf-8"))["layers"]
     batches = in_batches(rows.train, accelerator.device)
     say: Any = print if accelerator.is_main_process else lambda line: None
+    agree: Any = (lambda found: broadcast_object_list([found])[0]) if recipe.target.shard else lambda found: found
     made = make_draft(
         recipe.draft.kind, target, teacher, tokenizer=tokenizer, real=real_ids(target, tokenizer), batches=batches, held_out=held_out, say=say,
-        **settings,
+        agree=agree, **settings,
     )  # fmt: skip
     if made.tried and accelerator.is_main_process:
         write_whole(written, json.dumps({"layers": made.layers, "tried": [one._asdict() for one in made.tried]}, indent=1) + "\n")
