@@ -13,7 +13,7 @@ from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.engines import engine, gathered, prepared, size
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import evaluate, train
-from draftsmith.train.sharded import spread
+from draftsmith.train.sharded import held, spread
 from tiny import tiny
 
 # 1, 9, 2, 6 and 14 scored tokens: a mean of means is far off.
@@ -60,12 +60,12 @@ def taught(case: str) -> dict[str, Any]:
             accelerator=accelerator, after=records.append,
         )  # fmt: skip
         every = list(objective.trainable.parameters())
-        held = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in every)
-        parts = held < sum(map(size, every))
+        here = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in every)
+        parts = here < sum(map(size, every))
         held_out = evaluate(objective, [collate([row]) for row in ROWS], accelerator)
         whole = gathered(objective.trainable, accelerator) or accelerator.unwrap_model(objective.trainable).state_dict()
         return {
-            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "parts": parts, "held_out": held_out,
+            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "parts": parts, "target": held(target), "held_out": held_out,
             "weights": {name: float(one.double().norm()) for name, one in whole.items()}, "dtypes": sorted({str(one.dtype) for one in whole.values()}),
             "steps": [{"loss": one.loss, "norm": one.grad_norm, "scored": one.scored} for one in records],
         }  # fmt: skip

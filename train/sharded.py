@@ -149,4 +149,6 @@ def _sent(named: dict[str, Tensor], tensors: dict[str, tuple[torch.Size, torch.d
         shape, dtype = tensors[name]
         there = torch.empty(shape, dtype=dtype, device=device) if one.is_meta else one.data.to(device).contiguous()
         torch.distributed.broadcast(there, 0)
-        torch.utils.swap_tensors(one, nn.Parameter(there, requires_grad=False) if isinstance(one, nn.Parameter) else there)
+        # Another object than what was sent, which the sending may hold on to for a while.
+        other = nn.Parameter(there, requires_grad=False) if isinstance(one, nn.Parameter) else there.detach()
+        torch.utils.swap_tensors(one, other)
