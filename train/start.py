@@ -119,7 +119,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
         return predict(
             draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
             bf16=train.precision == "bf16", device=accelerator.device.type, recompute=train.gradient_checkpointing == "blocks",
-            lora=lora.model_dump() if lora is not None else None,
+            lora=lora.model_dump() if lora is not None else None, shards=accelerator.num_processes if recipe.target.shard else 1,
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"
