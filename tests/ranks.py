@@ -109,6 +109,22 @@ def target(recipe: str) -> list[list[float]]:
         return gather_object([[float(one.detach().double().sum()) for one in model.parameters()]])
 
 
+def killed_in_a_forward(which: str, *words: str) -> None:
+    """`train`, where the last process is killed before its forward number `which` of the target."""
+    from draftsmith.distill.teacher import LiveTeacher
+
+    inner, calls = LiveTeacher.hidden, []
+
+    def hidden(self: LiveTeacher, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == int(which) and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(self, batch)
+
+    LiveTeacher.hidden = hidden  # type: ignore[method-assign]
+    train(*words)
+
+
 def numbers(case: str) -> dict[str, Any]:
     """The steps of a case of `steps`."""
     from steps import taught
@@ -116,7 +132,43 @@ def numbers(case: str) -> dict[str, Any]:
     return taught(case)
 
 
-JOBS = {one.__name__: one for one in (train, ended_at, target, numbers)}
+def parts() -> list[Any]:
+    """Of each process: numbers of a target's blocks and of the rest of it that it holds once the target is in parts, the most that it held,
+    and its generation settings; and for each family whether the parts say what the whole says."""
+    import torch
+    from accelerate.utils import gather_object
+
+    from draftsmith.specdec.models import blocks
+    from draftsmith.train import sharded
+    from draftsmith.train.launch import launched
+    from tiny import FAMILIES, tiny
+
+    ids, same, counts = torch.tensor([[3, 7, 11, 5, 2]]), {}, []
+    shard = sharded.fully_shard
+
+    def local(module: Any) -> int:
+        every = [one.to_local() if hasattr(one, "to_local") else one for one in module.parameters()]
+        return sum(one.numel() for one in every if not one.is_meta)
+
+    with launched("no") as accelerator, torch.no_grad():
+        for name in FAMILIES:
+            for dtype in (torch.float32, torch.bfloat16):
+                whole = tiny(name).to(dtype)
+                whole.generation_config.eos_token_id = [2, 9]
+                wanted, made = whole(input_ids=ids).logits, []
+                sharded._told, told = lambda model, made=made: made.append(model) or told(model), sharded._told
+                sharded._empty, empty = lambda said, made=made: made.append(empty(said)) or made[0], sharded._empty
+                sharded.fully_shard = lambda module, made=made, **how: counts.append(local(made[0])) or shard(module, **how)
+                there = sharded.spread(whole if accelerator.is_main_process else None, accelerator)
+                sharded._told, sharded._empty = told, empty
+                same[f"{name} {dtype}"] = all(torch.equal(there(input_ids=ids).logits, wanted) for _ in range(2))
+                if name == "llama":
+                    stack = local(blocks(there)[1])
+                    held = [stack, local(there) - stack, max(counts), there.generation_config.eos_token_id]
+        return gather_object([[held, same]])
+
+
+JOBS = {one.__name__: one for one in (train, ended_at, target, numbers, parts, killed_in_a_forward)}
 
 
 def _serve() -> None:

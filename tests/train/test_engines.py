@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,21 +25,15 @@ from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
 from draftsmith.specdec.models import blocks
 from draftsmith.train import run
-from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, SHARDED, table
+from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, NAMES, SHARDED, table
 from draftsmith.train.launch import make_accelerator
-from ranks import HOSTILE, SEVERAL, Ranks, ranks
+from ranks import HOSTILE, SEVERAL, Ranks
 from runs import told, weights, write_run
 from steps import ROWS
 from tiny import tiny
 
 SHARDS = [one for one in SEVERAL if one in SHARDED]
 WORDS = ["train.epochs=2", "train.batch_size=2", "train.save_every=2", "train.evaluate_every=2"]
-
-
-@pytest.fixture(scope="module")
-def several() -> Iterator[Ranks]:
-    with ranks() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +58,17 @@ def close(one: Any, other: Any, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("engine", SEVERAL)
+@pytest.mark.parametrize("target", ["fp32", "sharded"])
 def test_loss_norm_weights_and_held_out_figures_are_those_of_one_process(
-    engine: str, several: Ranks, alone: Any, tmp_path: Path
+    target: str, engine: str, several: Ranks, alone: Any, tmp_path: Path
 ) -> None:
-    found = numbers(several, engine, "fp32", tmp_path)
+    found = numbers(several, engine, target, tmp_path)
     assert (found["engine"], found["processes"]) == (engine, 2)
     assert found["layers"] == alone["fp32"]["layers"] == ["torch.float32"]
     assert found["parts"] == (engine in SHARDED)
+    mine, every = found["target"]
+    assert every == alone["fp32"]["target"][1]
+    assert (mine < 0.6 * every) == (target == "sharded")
     assert [one["scored"] for one in found["steps"]] == [32, 1, 0, 20, 32]
     for what in ("steps", "held_out"):
         assert close(found[what], alone["fp32"][what], 1e-5), what
@@ -193,6 +190,11 @@ def test_a_target_is_whole_on_every_process_whatever_the_launcher_said(undisturb
 
 
 REFUSED = {
+    "target.shard": ["target.shard=true", "data.format=messages"],
+    "target.shard without answers": ["target.shard=true"],
+    "target.shard with exits of head block or lora": [
+        "target.shard=true", "data.format=messages", "draft={kind: exits, exits: [{layer: 1, rank: 4}, {layer: 2, head: block, rank: 4}]}",
+    ],
     "draft.kind: width or checkpoint": ["draft={kind: width, intermediate: 16}"],
     "draft.kind: exits": ["draft={kind: exits, exits: [{layer: 1, rank: 4}]}"],
     "train.on_policy": ["train.on_policy={share: 0.5}"],
@@ -217,11 +219,12 @@ def test_what_an_engine_cannot_do_is_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch_of(name)))
     monkeypatch.setattr(run, "load", loads := Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(run, "load_sharded", loads)
     monkeypatch.setattr(run, "company", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run.checkpoint, "sound", lambda *_: None)
     recipe = load_recipe(write_run(tmp_path), REFUSED[limit.what])
     refused = name in limit.engines
-    said = re.escape(f"{limit.what} asked with {LAUNCHED[name]}: {limit.why}. {limit.instead}") if refused else None
+    said = re.escape(f"{limit.what} asked with {NAMES[name]}: {limit.why}. {limit.instead}") if refused else None
     with pytest.raises(ValueError if refused else InterruptedError, match=said):
         run.run_training(recipe)
     assert loads.called is not refused
