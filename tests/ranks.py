@@ -141,30 +141,27 @@ def parts() -> list[Any]:
     from draftsmith.specdec.models import blocks
     from draftsmith.train import sharded
     from draftsmith.train.launch import launched
-    from tiny import FAMILIES, tiny
+    from tiny import tiny
 
     ids, same, counts = torch.tensor([[3, 7, 11, 5, 2]]), {}, []
-    shard = sharded.fully_shard
+    shard, inner = sharded.fully_shard, sharded._in_parts
 
     def local(module: Any) -> int:
         every = [one.to_local() if hasattr(one, "to_local") else one for one in module.parameters()]
         return sum(one.numel() for one in every if not one.is_meta)
 
     with launched("no") as accelerator, torch.no_grad():
-        for name in FAMILIES:
-            for dtype in (torch.float32, torch.bfloat16):
-                whole = tiny(name).to(dtype)
-                whole.generation_config.eos_token_id = [2, 9]
-                wanted, made = whole(input_ids=ids).logits, []
-                sharded._told, told = lambda model, made=made: made.append(model) or told(model), sharded._told
-                sharded._empty, empty = lambda said, made=made: made.append(empty(said)) or made[0], sharded._empty
-                sharded.fully_shard = lambda module, made=made, **how: counts.append(local(made[0])) or shard(module, **how)
-                there = sharded.spread(whole if accelerator.is_main_process else None, accelerator)
-                sharded._told, sharded._empty = told, empty
-                same[f"{name} {dtype}"] = all(torch.equal(there(input_ids=ids).logits, wanted) for _ in range(2))
-                if name == "llama":
-                    stack = local(blocks(there)[1])
-                    held = [stack, local(there) - stack, max(counts), there.generation_config.eos_token_id]
+        for name in ("llama", "gemma2", "qwen3_moe", "gpt2", "llama"):  # buffers in the body, experts, another name for the blocks
+            whole = tiny(name).to(torch.bfloat16 if name in same else torch.float32)
+            whole.generation_config.eos_token_id = [2, 9]
+            wanted, made = whole(input_ids=ids).logits, []
+            sharded.fully_shard = lambda module, made=made, **how: counts.append(local(made[0])) or shard(module, **how)
+            sharded._in_parts = lambda model, *how, made=made: made.append(model) or inner(model, *how)
+            there = sharded.spread(whole if accelerator.is_main_process else None, accelerator)
+            same[f"{name} again" if name in same else name] = all(torch.equal(there(input_ids=ids).logits, wanted) for _ in range(2))
+            if len(same) == 1:
+                stack = local(blocks(there)[1])
+                held = [stack, local(there) - stack, max(counts), there.generation_config.eos_token_id]
         return gather_object([[held, same]])
 
 

@@ -156,9 +156,11 @@ def test_a_run_is_interrupted_and_goes_on_with_whole_drafts(engine: str, several
     assert f"2 processes on cpu, {LAUNCHED[engine]}, 1 threads each" in first.stdout[0]
     assert [one.name for one in runs.steps(found)] == ["step-2", "step-3"]
     # FSDP2's parts are read by any number of processes, DeepSpeed's by as many as wrote them.
-    again = several.run(engine, "train", tmp_path / "again", undisturbed, *words, processes=3 if engine == "fsdp2" else 2)
+    shard = f"target.shard={json.dumps(engine in SHARDED)}"  # may change between two calls
+    again = several.run(engine, "train", tmp_path / "again", undisturbed, *words, shard, processes=3 if engine == "fsdp2" else 2)
     assert not any(again.codes), "\n".join(again.stderr)
     assert "going on from step 3" in again.stdout[0]
+    assert ("the target is in parts: " in again.stdout[0]) == (engine in SHARDED)
     whole = undisturbed.parent / "runs" / "small"
     ours, theirs = weights(found), weights(whole)
     assert ours.keys() == theirs.keys()
