@@ -77,9 +77,7 @@ def _dry_run(
         sizes = [nbytes([one]) for one in parameters]
         update = live.now + (2 * max(sizes) if device == "cpu" else sum(sizes))
         highest = max(highest, live.peak, update)
-    return Memory(
-        nbytes(model.parameters()) - spared, sum(sizes), sum(sizes), nbytes(moments), **parts, total=highest - spared
-    )
+    return Memory(nbytes(model.parameters()) - spared, sum(sizes), sum(sizes), nbytes(moments), **parts, total=highest - spared)
 
 
 class _Shapes(FakeTensorMode):

@@ -27,7 +27,8 @@ class Target(Closed):
     model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE")
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     shard: StrictBool = Field(
-        False, description="in training its blocks are spread over the processes, for a target that does not fit one device (docs/cluster.md)"
+        False,
+        description="in training its blocks are spread over the processes, for a target that does not fit one device (docs/cluster.md)",
     )
 
 

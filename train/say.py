@@ -33,7 +33,9 @@ def begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name: str, acc
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
     if recipe.target.shard:
         mine, every = held(taught.draft.target)
-        print(f"the target is in parts: {mine / 1e6:.0f} of its {every / 1e6:.0f} MB are on each of {accelerator.num_processes} processes")
+        print(
+            f"the target is in parts: {mine / 1e6:.0f} of its {every / 1e6:.0f} MB are on each of {accelerator.num_processes} processes"
+        )
     if taught.said:
         print(f"the draft says {taught.said}")
 

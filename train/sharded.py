@@ -76,8 +76,9 @@ def _in_parts(model: PreTrainedModel, tensors: dict[str, tuple[torch.Size, torch
         single = {one for one in block.parameters() if not one.dim()}  # of which there are no parts
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=single)
     fully_shard(body, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
-    # Each block's forwards are counted for a backward that never comes.
-    body.register_forward_hook(lambda *_: body.reset_iter_state())
+    if hasattr(body, "reset_iter_state"):  # a newer torch
+        # Each forward of each block is noted down for a backward that never comes.
+        body.register_forward_hook(lambda *_: body.reset_iter_state())
 
 
 def is_sharded(target: PreTrainedModel) -> bool:

@@ -105,4 +105,6 @@ KINDS: dict[str, Callable[..., Made]] = {"layers": from_layers, "width": from_wi
 
 
 def _choice(around: Around, layers: list[int] | str, steps: int) -> Any:
-    return choose_layers(around.target, around.teacher, layers, around.batches, around.held_out, steps=steps, say=around.say, agree=around.agree)
+    return choose_layers(
+        around.target, around.teacher, layers, around.batches, around.held_out, steps=steps, say=around.say, agree=around.agree
+    )

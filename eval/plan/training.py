@@ -50,7 +50,11 @@ def training(pair: Pair, processes: int, tokens: int) -> list[Held]:
             logits = CHUNK * COPIES * FP32 * max(size.vocabulary, draft.size.vocabulary)
             number = 1 if scheme == "one process" else processes
             states = held(draft.trained, largest, number, half)
-            targets = {"live": (outer, size.layers), "sharded": (outer, size.layers / number), "stored": (size.embedding + size.head, 0)}
+            targets = {
+                "live": (outer, size.layers),
+                "sharded": (outer, size.layers / number),
+                "stored": (size.embedding + size.head, 0),
+            }
             for teacher, parts in targets.items():
                 if teacher == "sharded" and number == 1:
                     continue

@@ -192,10 +192,13 @@ def test_a_target_is_whole_on_every_process_whatever_the_launcher_said(undisturb
 
 
 REFUSED = {
-    "target.shard": ["target.shard=true", "data.format=messages"],
+    "target.shard": ["target.shard=true", "data.format=messages", "data.words=target"],
     "target.shard without answers": ["target.shard=true"],
     "target.shard with exits of head block or lora": [
-        "target.shard=true", "data.format=messages", "draft={kind: exits, exits: [{layer: 1, rank: 4}, {layer: 2, head: block, rank: 4}]}",
+        "target.shard=true",
+        "data.format=messages",
+        "data.words=target",
+        "draft={kind: exits, exits: [{layer: 1, rank: 4}, {layer: 2, head: block, rank: 4}]}",
     ],
     "draft.kind: width or checkpoint": ["draft={kind: width, intermediate: 16}"],
     "draft.kind: exits": ["draft={kind: exits, exits: [{layer: 1, rank: 4}]}"],
