@@ -80,7 +80,6 @@ def test_a_process_holds_its_parts_and_while_loading_one_block_more(several: Ran
     model = tiny()
     each = [sum(one.numel() for one in block.parameters()) for block in blocks(model)[1]]
     rest = sum(one.numel() for one in model.parameters()) - sum(each)
-    (stack, *_), *_ = (held for held, _ in ended.told)
     assert sum(held[0] for held, _ in ended.told) == sum(each), "all parts together are all blocks, each number once"
     for held, same in ended.told:
         parts, outer, _most, ends, noted = held
