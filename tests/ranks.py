@@ -133,8 +133,9 @@ def numbers(case: str) -> dict[str, Any]:
 
 
 def parts() -> list[Any]:
-    """Of each process: numbers of a target's blocks and of the rest of it that it holds once the target is in parts, the most that it held,
-    its generation settings, and what is noted down of forwards; and for each family whether the parts say what the whole says."""
+    """Of each process: numbers of a target's blocks and of the rest of it that it holds once the target is in parts, the most that it held
+    while it loaded and while it read, its generation settings, and what is noted down of forwards; and for some families whether the
+    parts say what the whole says."""
     import torch
     from accelerate.utils import gather_object
 
@@ -143,7 +144,7 @@ def parts() -> list[Any]:
     from draftsmith.train.launch import launched
     from tiny import tiny
 
-    ids, same, counts = torch.tensor([[3, 7, 11, 5, 2]]), {}, []
+    ids, same, counts, reading = torch.tensor([[3, 7, 11, 5, 2]]), {}, [], []
     shard, inner = sharded.fully_shard, sharded._in_parts
 
     def local(module: Any) -> int:
@@ -158,13 +159,15 @@ def parts() -> list[Any]:
             sharded.fully_shard = lambda module, made=made, **how: counts.append(local(made[0])) or shard(module, **how)
             sharded._in_parts = lambda model, *how, made=made: made.append(model) or inner(model, *how)
             there = sharded.spread(whole if accelerator.is_main_process else None, accelerator)
+            for block in blocks(there)[1]:
+                block.register_forward_pre_hook(lambda *_, there=there: reading.append(local(there)))
             same[f"{name} again" if name in same else name] = all(
                 torch.equal(there(input_ids=ids).logits, wanted) for _ in range(2)
             )
             if len(same) == 1:
                 stack = local(blocks(there)[1])
                 noted = there.model._get_fsdp_state()._comm_ctx.post_forward_order
-                held = [stack, local(there) - stack, max(counts), there.generation_config.eos_token_id, len(noted)]
+                held = [stack, local(there) - stack, max(counts), max(reading), there.generation_config.eos_token_id, len(noted)]
         return gather_object([[held, same]])
 
 
