@@ -41,7 +41,7 @@ def load_sharded(name: str, dtype: str, accelerator: Accelerator) -> Loaded:
         config = AutoConfig.from_pretrained(resolve(name))
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
-            f"target.shard asked of {name}, whose weights are quantised: their parts are no numbers that can be cut anywhere. Name its "
+            f"target.shard asked of {name}, whose weights are quantised: packed numbers are not cut into parts here. Name its "
             "unquantised checkpoint as target.model, or set target.shard=false"
         )
     return Loaded(spread(load_model(name, dtype) if accelerator.is_main_process else None, accelerator), tokenizer)
@@ -72,6 +72,7 @@ def _in_parts(model: PreTrainedModel, tensors: dict[str, tuple[torch.Size, torch
     prefix = f"{model.base_model_prefix}.{blocks(model)[0]}"
     for number, block in enumerate(stack):
         named = {f"{prefix}.{number}.{name}": one for name, one in _named(block).items()}
+        named = {name: one for name, one in named.items() if name in tensors}  # the others were sent with another block
         _sent(named, tensors, accelerator.device)
         single = {one for one in block.parameters() if not one.dim()}  # of which there are no parts
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=single)
