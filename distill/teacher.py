@@ -12,6 +12,7 @@ from draftsmith.distill.batch import Batch
 from draftsmith.distill.head import Head, check_head, last_hidden
 from draftsmith.distill.making.lora import adapted
 from draftsmith.distill.signal import Dense, Signal
+from draftsmith.specdec.models import blocks
 
 
 class Teacher(Protocol):
@@ -43,12 +44,25 @@ class LiveTeacher:
                 "or merge them (distill.making.lora.merged)"
             )
         self.target = target.eval().requires_grad_(False)
+        self._listens = True
         self.head = Head(target, real)
         self.rows = self.head.rows
         check_head(target, self.head)
 
+    def let_go(self) -> None:
+        """Give back the memory of the target's blocks, where all that it will be asked was kept. Its embedding, norm and head stay, for the
+        draft and the losses read them; another forward is refused."""
+        for block in blocks(self.target)[1]:
+            for one in block.parameters():
+                if hasattr(one, "to_local"):  # of a target in parts, to whose memory torch holds on by another name
+                    one.to_local().untyped_storage().resize_(0)
+            block.to("meta")
+        self._listens = False
+
     @torch.no_grad()
     def hidden(self, batch: Batch) -> Tensor:
+        if not self._listens:
+            raise RuntimeError("the target was asked about rows that were not kept, after its blocks were let go of")
         batch = batch.to(self.target.device)
         return last_hidden(self.target, batch.ids, batch.documents)[batch.scored]
 

@@ -28,39 +28,12 @@ def _validate(recipe: Recipe, chosen: argparse.Namespace) -> None:
 
 def _prepare(recipe: Recipe, chosen: argparse.Namespace) -> None:
     from draftsmith.recipes import read_prompts
-    from draftsmith.recipes.paths import find
 
-    chats = recipe.data.format == "messages"
-    prompts = [] if chats else read_prompts(recipe.data.prompts)  # before a model is loaded
-    from draftsmith.specdec.models import load, load_tokenizer
-    from draftsmith.specdec.places import revision
-    from draftsmith.train.data.chats import read_chats
-    from draftsmith.train.data.prepare import manifest, prepare, prepare_served, read_answers, served_revision, served_target
-    from draftsmith.train.data.show_row import show_rows
-    from draftsmith.train.rows import form
+    if recipe.data.format != "messages":
+        read_prompts(recipe.data.prompts)  # refused now, and not after torch is loaded
+    from draftsmith.train.rows import run_prepare
 
-    out = chosen.out or recipe.folder / "answers.jsonl"
-    if chats and not chosen.show:
-        raise ValueError(
-            "data.format is messages: these chats hold their answers already; --show 1 prints one as it will be learned"
-        )
-    if not chats and out.exists() and not chosen.show:
-        raise FileExistsError(f"{out} exists; remove it, or give another --out, to answer the prompts anew")
-    if (server := recipe.server) is not None and not chats and not out.exists():
-        tokenizer = load_tokenizer(recipe.target.model)
-        about = manifest(recipe.data, prompts, server.model, served_revision(server.model, server.revision), tokenizer, recipe.seed)
-        prepare_served(out, about, recipe.data, prompts, served_target(server), recipe.target.model, tokenizer)
-        return
-    target, tokenizer = load(recipe.target.model, recipe.target.dtype)
-    if chats:
-        rows = read_chats(find(recipe.data.prompts))
-    else:
-        about = manifest(recipe.data, prompts, recipe.target.model, revision(recipe.target.model), tokenizer, recipe.seed)
-        if out.exists():
-            rows = read_answers(out, {what: value for what, value in about.items() if what != "target"})
-        else:
-            rows = prepare(out, about, recipe.data, prompts, target, tokenizer)
-    show_rows(rows, tokenizer, form(recipe, target, tokenizer), chosen.show)
+    run_prepare(recipe, chosen.out, chosen.show)
 
 
 def _train(recipe: Recipe, chosen: argparse.Namespace) -> None:

@@ -60,7 +60,12 @@ def plan(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default=default, metavar="NAME", help="of the weights: fp32, bf16, fp16, fp8, int4; the config's")
     add("--draft-dtype", default=default, metavar="NAME", help="of the draft's weights; the target's")
     add("--draft-vocabulary", default=default, type=int, metavar="N", help="ids that the draft's head is trimmed to")
-    add("--engine", default=default, metavar="NAME", help="served (launches captured in graphs, the default) or eager")
+    add(
+        "--engine",
+        default=default,
+        metavar="NAME",
+        help="served (launches captured in graphs, the default), expanded, eager or ideal",
+    )
     add("--processes", default=default, type=int, metavar="N", help="of a training run that is spread, 8")
     add("--tokens", default=default, type=int, metavar="N", help="of a micro-batch of training, 4096")
     add("--json", action="store_true", help="print facts, in bytes and seconds, instead of tables")

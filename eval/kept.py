@@ -14,7 +14,7 @@ from draftsmith.eval.prediction.costs import Clocks, cost_of
 from draftsmith.eval.prediction.forced import Forced
 from draftsmith.eval.prediction.predicted import Rounds
 from draftsmith.recipes import Prompt
-from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.recipes.files import append_lines, appended
 
 Pieces = list[tuple[str, str]]  # text, and who wrote it: draft or target
 
@@ -80,20 +80,14 @@ def fingerprint_of(identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def digest(group: Sequence[Prompt]) -> str:
-    return hashlib.sha256(json.dumps(group).encode()).hexdigest()[:16]
+def digest(prompts: Prompt | Sequence[Prompt]) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 def read_kept(path: Path, fingerprint: str) -> Kept:
-    """What earlier calls measured so; a last line without its end, which a kill can leave, is dropped from the file."""
+    """What earlier calls measured so."""
     kept = Kept(path, fingerprint)
-    if not path.is_file():
-        return kept
-    raw = path.read_bytes()
-    complete = raw[: raw.rfind(b"\n") + 1]
-    if len(complete) < len(raw):
-        write_whole(path, complete.decode())
-    for number, text in enumerate(complete.splitlines(), 1):
+    for number, text in enumerate(appended(path), 1):
         try:
             line = json.loads(text)
             if line["fingerprint"] != fingerprint:

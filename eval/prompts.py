@@ -1,4 +1,4 @@
-"""Which prompts are measured, and which of them are decoded together."""
+"""Which prompts are measured, and which of them are decoded together: none is drawn, so that two runs measure the same ones."""
 
 from __future__ import annotations
 

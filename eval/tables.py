@@ -1,4 +1,4 @@
-"""A table on the screen."""
+"""A table of a report on the screen: as wide as a terminal is, and never folded where there is none."""
 
 from __future__ import annotations
 

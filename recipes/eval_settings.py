@@ -1,4 +1,4 @@
-"""What is measured, how, and under which names."""
+"""What is measured: every combination of what a recipe lists, and no two arms of one name."""
 
 from __future__ import annotations
 

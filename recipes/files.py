@@ -68,15 +68,25 @@ def remove_whole(folder: Path) -> None:
 
 
 def append_lines(path: Path, lines: list[str], synced: bool = True) -> None:
-    """Append whole lines and sync them; a reader must drop a last line without its end, which a kill can leave.
-
-    A kill takes nothing that is not `synced`; a machine that goes down may.
-    """
+    """Append whole lines and sync them; `appended` reads them. A kill takes nothing that is not `synced`; a machine that goes down may."""
     with _disk_errors(path), path.open("a", encoding="utf-8") as stream:
         stream.write("".join(f"{line}\n" for line in lines))
         stream.flush()
         if synced:
             os.fsync(stream.fileno())
+
+
+def appended(path: Path) -> list[str]:
+    """The lines that `append_lines` wrote, none where there is no file; a last one without its end, as a kill can leave it, is dropped
+    from the file too, or the next would be joined to it."""
+    if not path.is_file():
+        return []
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    whole = raw[:end].decode()
+    if end < len(raw):
+        write_whole(path, whole)
+    return whole.split("\n")[:-1]  # splitlines would split at other ends of lines too, which JSON may hold
 
 
 def sync(path: Path) -> None:

@@ -90,6 +90,8 @@ class Recipe(Closed):
             raise ValueError("data.stream and train.steps go together: a stream is as long as it is told")
         if self.data.stream and self.data.format != "messages":
             raise ValueError("a stream reads whole chats: it needs data.format messages")
+        if self.data.stream and self.data.workers > 1:
+            raise ValueError("a stream makes its rows as it reads them, in each process: leave data.workers out")
         if self.data.stream and (self.train.teacher != "live" or self.train.support == "answers" or self.draft.vocabulary):
             raise ValueError(
                 "a stream's rows are never all at hand: it needs train.teacher live, train.support all and draft.vocabulary 0"

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftsmith.specdec.compat import SHOWN, Compat, Side, compat
-from draftsmith.specdec.engines import ENGINES
+from draftsmith.specdec.compat_engines import ENGINES
 from draftsmith.specdec.tokens import ROLES
 
 COLOURS = {"yes": "green", "no": "red", "with": "yellow"}

@@ -17,11 +17,15 @@ from typing import Any
 
 import torch
 from gguf import GGUFReader
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 WHOLE = 1 << 30  # files up to 1 GiB enter a revision whole, larger ones by size and both ends
 END = 16 << 20
+# What these splits into words mean to llama.cpp (src/llama-vocab.cpp): digits apart first. transformers reads them as gpt-2's.
+BY_DIGIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+MADE = 2  # the way a folder is made of a .gguf; those that were made another way are left alone
 
 
 def resolve(name: str | Path) -> str:
@@ -98,7 +102,7 @@ def gguf_folder(path: Path) -> Path:
     """Where the dequantised weights of a .gguf are kept, or will be."""
     home = Path(os.environ.get("DRAFTSMITH_CACHE") or Path.home() / ".cache" / "draftsmith")
     stat = path.stat()
-    key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {MADE}".encode()).hexdigest()[:12]
     return home / f"{path.stem}-{key}"
 
 
@@ -132,8 +136,8 @@ def _from_gguf(path: Path) -> Path:
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer of a .gguf, with the special tokens that the file names; some versions of transformers put the converter's own
-    defaults in their place, or read the whole vocabulary as another family's, which is refused."""
+    """The tokenizer of a .gguf, with the special tokens and the split into words that the file names; some versions of transformers put the
+    converter's own defaults in their place, or read the whole vocabulary as another family's, which is refused."""
     newer = "Take a newer transformers (5.10 reads it), or a transformers folder of the model"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -150,6 +154,9 @@ def gguf_tokenizer(path: Path) -> Any:
             f"transformers {version('transformers')} misreads the tokenizer of {path.name}: it adds {', '.join(sorted(strange)[:3])}, which "
             f"the file has not. {newer}"
         )
+    if (field := fields.get("tokenizer.ggml.pre")) is not None and field.contents() in BY_DIGIT:
+        words = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
         if (field := fields.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))

@@ -37,6 +37,11 @@ class Settings:
     vocabulary: int
     rows: int
 
+    def columns(self, prompts: list[list[int]], drafting: bool) -> int:
+        """How many cache columns the call can need. A round leaves as many as its luckiest row won, so in the worst case rows take turns."""
+        steps = max(self.max_new_tokens - 1, 0)
+        return max(map(len, prompts)) + (steps * len(prompts) if drafting else steps)
+
     def in_force(self, target: PreTrainedModel, pace: Any) -> dict[str, Any]:
         """Everything that shaped the text, ready for a report, and what the target's generation_config said in vain."""
         config = getattr(target, "generation_config", None)

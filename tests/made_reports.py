@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,18 @@ CANDIDATES: dict[str, tuple[str, int | str, float, float, float]] = {
     "ngram, adaptive": ("ngram", "adaptive", 0.5, 0.1, 29), "trained, k=2": ("runs/x/draft", 2, 0.6, 3.0, 31), "trained, k=4": ("runs/x/draft", 4, 0.6, 3.0, 33),
 }  # fmt: skip
 PLAIN_MS = 27.0
+
+
+def an_answer(rounds: Iterable[tuple[int, int]], **more: Any) -> Measurement:
+    """One answer whose target calls (drafted, accepted) were these; what is not said is the same for all."""
+    drafted, accepted = zip(*rounds, strict=True)
+    new = sum(accepted) + len(accepted)
+    fields: dict[str, Any] = {
+        "drafter": "d", "k": 3, "temperature": 0.0, "batch": 1, "category": "a", "prompt": "x", "new_tokens": new, "seconds": 1.0,
+        "baseline_tokens": new, "baseline_seconds": 1.0, "accepted_lengths": accepted, "drafted_lengths": drafted, "equal": 1, "compared": 1,
+        "gaps": (), "draft_ms": 2.0, "target_ms": 10.0, "baseline_ms": 8.0,
+    }  # fmt: skip
+    return Measurement(**fields | more)
 
 
 def measured(
@@ -37,10 +49,10 @@ def measured(
                 written += got + 1
             clock = random.Random(f"clock {kind} {number}").uniform(0.97, 1.03)
             seconds = clock * (call_ms * (len(drafted) - 1) + draft_ms * sum(drafted) + 50) / 1000 / faster
-            out.append(Measurement(
-                drafter=name, k=k, temperature=temperature, batch=1, category=kind, prompt=f"{kind}-{number}", new_tokens=written, seconds=seconds,
-                baseline_tokens=tokens, baseline_seconds=clock * (PLAIN_MS * (tokens - 1) + 50) / 1000, accepted_lengths=tuple(accepted), drafted_lengths=tuple(drafted),
-                equal=1, compared=1, gaps=(), draft_ms=draft_ms, target_ms=call_ms, baseline_ms=PLAIN_MS,
+            out.append(an_answer(
+                zip(drafted, accepted, strict=True), drafter=name, k=k, temperature=temperature, category=kind, prompt=f"{kind}-{number}",
+                seconds=seconds, baseline_tokens=tokens, baseline_seconds=clock * (PLAIN_MS * (tokens - 1) + 50) / 1000, draft_ms=draft_ms,
+                target_ms=call_ms, baseline_ms=PLAIN_MS,
             ))  # fmt: skip
     return out
 

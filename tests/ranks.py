@@ -134,11 +134,12 @@ def numbers(case: str) -> dict[str, Any]:
 
 def parts() -> list[Any]:
     """Of each process: numbers of a target's blocks and of the rest of it that it holds once the target is in parts, the most that it held
-    while it loaded and while it read, its generation settings, and what is noted down of forwards; and for some families whether the
+    while it loaded and while it read, its generation settings, what is noted down of forwards, and what is left when it was let go of; and for some families whether the
     parts say what the whole says."""
     import torch
     from accelerate.utils import gather_object
 
+    from draftsmith.distill import LiveTeacher
     from draftsmith.specdec.models import blocks
     from draftsmith.train import sharded
     from draftsmith.train.launch import launched
@@ -166,8 +167,14 @@ def parts() -> list[Any]:
             )
             if len(same) == 1:
                 stack = local(blocks(there)[1])
-                noted = there.model._get_fsdp_state()._comm_ctx.post_forward_order
-                held = [stack, local(there) - stack, max(counts), max(reading), there.generation_config.eos_token_id, len(noted)]
+                noted = len(there.model._get_fsdp_state()._comm_ctx.post_forward_order)
+                LiveTeacher(there).let_go()
+                groups = [block._get_fsdp_state()._fsdp_param_group.fsdp_params for block in blocks(there)[1]]
+                kept = [
+                    local(blocks(there)[1]),
+                    sum(one._sharded_param_data.untyped_storage().nbytes() for some in groups for one in some),
+                ]
+                held = [stack, local(there), max(counts), max(reading), there.generation_config.eos_token_id, noted, kept]
         return gather_object([[held, same]])
 
 

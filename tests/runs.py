@@ -76,6 +76,25 @@ def write_run(place: Path, prompts: int = 24, **changes: object) -> Path:
     return path
 
 
+def chats(place: Path) -> Path:
+    """A recipe over 40 chats of two turns, one of which is long."""
+    recipe = write_run(place)
+    lines = []
+    for one in range(40):
+        talk = [
+            {"role": "user", "content": f"{WORDS[one % 20]} {one}"}, {"role": "assistant", "content": WORDS[(one * 7) % 20]},
+            {"role": "user", "content": "more"}, {"role": "assistant", "content": WORDS[(one * 3) % 20] * (12 if one == 5 else 1)},
+        ]  # fmt: skip
+        lines.append(json.dumps({"messages": talk}) + "\n")
+    (place / "chats.jsonl").write_text("".join(lines))
+    return recipe
+
+
+def options(place: Path, *more: str) -> list[str]:
+    words = [f"data.prompts={place / 'chats.jsonl'}", "data.format=messages", "data.words=others", "data.max_length=64"]
+    return [*words, "train.epochs=2", "data.held_out=0.2", *more]
+
+
 def weights(run: Path) -> dict[str, bytes]:
     last = runs.steps(run)[-1]
     return {name: one.numpy().tobytes() for name, one in load_file(last / "draft" / "model.safetensors").items()}

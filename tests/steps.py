@@ -20,8 +20,11 @@ from tiny import tiny
 ROWS = [([5, 9, 11, 4], 3), ([7, *range(20, 29)], 1), ([3, 3, 20, 21], 2), ([8, *range(30, 37)], 2), ([6, *range(40, 55)], 2)]
 NOTHING = ([9, 8, 7], 3)
 STEPS: list[list[Any]] = [ROWS, ROWS[:1], [NOTHING, NOTHING], ROWS[3:], ROWS[::-1]]
+# The same rows in fewer sequences, of which a process may have one more than the other, or the only one.
+PACKED: list[list[Any]] = [[ROWS[:2], ROWS[2:4], ROWS[4:]], [ROWS[:1]], [[NOTHING, NOTHING]], [ROWS[3:]], [ROWS[3:], ROWS[:3]]]
 CASES: dict[str, dict[str, Any]] = {
-    "fp32": {}, "sharded": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"},
+    "fp32": {}, "sharded": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"}, "packed": {},
+    "bf16 recomputed": {"precision": "bf16", "gradient_checkpointing": "blocks"},
 }  # fmt: skip
 
 
@@ -55,8 +58,9 @@ def taught(case: str) -> dict[str, Any]:
         )
         objective.trainable, optimizer = prepared(objective.trainable, optimizer, settings, 2, accelerator)
         rank, world = accelerator.process_index, accelerator.num_processes
+        seen = PACKED if case == "packed" else STEPS
         train(
-            objective, optimizer, lambda step: micro_batches(STEPS[step], 2, rank, world), start=0, steps=len(STEPS), settings=settings,
+            objective, optimizer, lambda step: micro_batches(seen[step], 2, rank, world), start=0, steps=len(STEPS), settings=settings,
             accelerator=accelerator, after=records.append,
         )  # fmt: skip
         every = list(objective.trainable.parameters())

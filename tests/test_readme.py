@@ -26,10 +26,20 @@ def test_every_command_exists() -> None:
     assert named <= set(cli.COMMANDS)
 
 
+TREE = README.split("## The house")[1].split("```")[1]
+
+
+def test_every_module_has_its_place_in_the_tree() -> None:
+    sections = dict(re.findall(r"^(\w+)/(.*\n(?: .*\n)*)", TREE, re.MULTILINE))
+    for folder in ("draftsmith", "recipes", "specdec", "distill", "train", "eval"):
+        for path in (ROOT / folder).glob("[a-z]*.py"):
+            name = r"\*_settings\.py" if path.stem.endswith("_settings") else rf"(?<!\w){re.escape(path.name)}"
+            assert re.search(name, sections[folder]), f"{folder}/{path.name} is new: say in the README's tree what it is"
+
+
 def test_every_path_exists() -> None:
-    tree = README.split("## The house")[1].split("```")[1]
     folder = Path()
-    for line in tree.strip().splitlines():
+    for line in TREE.strip().splitlines():
         indent = len(line) - len(line.lstrip())
         names = re.findall(r"(?:^|\s{2,})([a-z_0-9]+(?:/|\.py))(?=\s)", line)
         assert names, line

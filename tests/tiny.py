@@ -1,4 +1,4 @@
-"""Tiny models built in code: nothing here needs the network, and every test model is seeded."""
+"""Tiny models, and rows for them, built in code: nothing here needs the network, and all of it is seeded."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
     SmolLM3Config,
 )  # fmt: skip
+
+from draftsmith.distill.batch import Batch, collate
 
 VOCABULARY = 61
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -75,6 +77,13 @@ def noisy(model: PreTrainedModel, sigma: float = 0.05, seed: int = 1) -> PreTrai
     return other
 
 
+def batches(rows: int = 48, size: int = 8, seed: int = 0) -> list[Batch]:
+    """Rows of 12 to 16 random ids, three of them the prompt's, `size` a batch."""
+    generator = torch.Generator().manual_seed(seed)
+    made = [(torch.randint(3, 61, (int(12 + n % 5),), generator=generator).tolist(), 3) for n in range(rows)]
+    return [collate(made[at : at + size]) for at in range(0, rows, size)]
+
+
 def plain_greedy(model: PreTrainedModel, prompt: list[int], n: int, eos: frozenset[int] = frozenset()) -> list[int]:
     """The one-token loop, without a cache and sharing no code with the decoder."""
     ids = list(prompt)
@@ -84,6 +93,17 @@ def plain_greedy(model: PreTrainedModel, prompt: list[int], n: int, eos: frozens
             if ids[-1] in eos:
                 break
     return ids[len(prompt) :]
+
+
+def begin(drafter: Any, histories: list[list[int]]) -> None:
+    """Each history ends in the token that is to be followed; the rest is what was read, padded on the left."""
+    widest = max(map(len, histories)) - 1
+    ids, valid = torch.zeros(len(histories), widest, dtype=torch.long), torch.zeros(len(histories), widest, dtype=torch.bool)
+    for b, history in enumerate(histories):
+        if len(history) > 1:
+            ids[b, widest - len(history) + 1 :] = torch.tensor(history[:-1])
+            valid[b, widest - len(history) + 1 :] = True
+    drafter.begin(ids, valid, torch.tensor([history[-1] for history in histories]), ())
 
 
 class ScriptedLM(nn.Module):

@@ -2,53 +2,81 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from draftsmith.distill.batch import Example
+from draftsmith.distill.rollout import ends
 from draftsmith.recipes import Recipe, read_prompts
 from draftsmith.recipes.paths import find
 from draftsmith.recipes.schema import CheckpointDraft
 from draftsmith.recipes.seen import write_seen
-from draftsmith.specdec.models import eos_ids
+from draftsmith.specdec.models import eos_ids, load, load_tokenizer
+from draftsmith.specdec.places import revision as revision_of
 from draftsmith.train.data.all_rows import fingerprint
 from draftsmith.train.data.chats import Chat, Form, first_asked, of_answers, read_chats, reader
 from draftsmith.train.data.plan import Order, Plan, Rows, to_rows
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, served_target
+from draftsmith.train.data.show_row import show_rows
 from draftsmith.train.data.stream import BUILDERS, Stream
 
+ANSWERS = "answers.jsonl"  # in the run folder, where the recipe names no file
 HELD_OUT = 512  # rows of a stream that are kept back to judge by
 
 
 def answers(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[Chat]:
     """The target's answers to the training prompts, a chat an answered prompt: of the files that the recipe names, or made in the run
     folder. A prompt that several files answer is as many chats."""
-    data, server = recipe.data, recipe.server
-    if server is not None:
-        revision = served_revision(server.model, server.revision)
-    if files := [find(one) for one in data.answer_files]:
+    name, revision = _source(recipe, revision)
+    if files := [find(one) for one in recipe.data.answer_files]:
         return [chat for path in files for chat in of_answers(read_answers(path, identity(revision, tokenizer)))]
-    return of_answers(_of_the_run(recipe, target, tokenizer, revision))
+    return of_answers(_answers_in(recipe.folder / ANSWERS, recipe, target, tokenizer, name, revision))
 
 
-def _of_the_run(recipe: Recipe, target: Any, tokenizer: Any, revision: str) -> list[dict[str, Any]]:
+def run_prepare(recipe: Recipe, out: Path | None, show: int) -> None:
+    """`draftsmith prepare`: the answers are made, and refused where they are there already; with `show` they are made or read, and so
+    many rows printed as they will be learned."""
+    data, path = recipe.data, out or recipe.folder / ANSWERS
+    chats = data.format == "messages"
+    if chats and not show:
+        raise ValueError(
+            "data.format is messages: these chats hold their answers already; --show 1 prints one as it will be learned"
+        )
+    if not chats and path.exists() and not show:
+        raise FileExistsError(f"{path} exists; remove it, or give another --out, to answer the prompts anew")
+    if recipe.server is not None and not chats:  # what a server says takes no weights here
+        target, tokenizer = None, load_tokenizer(recipe.target.model)
+    else:
+        target, tokenizer = load(recipe.target.model, recipe.target.dtype)
+    rows = read_chats(find(data.prompts)) if chats else _answers_in(path, recipe, target, tokenizer, *_source(recipe))
+    show_rows(rows, tokenizer, form(recipe, target, tokenizer), show)
+
+
+def _source(recipe: Recipe, revision: str = "") -> tuple[str, str]:
+    """Whose answers the recipe learns from, and which version of it: the target's, or the served one's."""
+    if (server := recipe.server) is not None:
+        return server.model, served_revision(server.model, server.revision)
+    return recipe.target.model, revision or revision_of(recipe.target.model)
+
+
+def _answers_in(path: Path, recipe: Recipe, target: Any, tokenizer: Any, name: str, revision: str) -> list[dict[str, Any]]:
+    """The answers to the recipe's prompts: those in `path`, or made and written there; a served target needs no `target` here."""
     data, server = recipe.data, recipe.server
     prompts = read_prompts(data.prompts)
-    name = recipe.target.model if server is None else server.model
     about = manifest(data, prompts, name, revision, tokenizer, recipe.seed)
-    path = recipe.folder / "answers.jsonl"
     if path.is_file():
-        return read_answers(
-            path, {what: value for what, value in about.items() if what != "target"}
-        )  # its revision tells, not its name
+        del about["target"]  # its revision tells, not its name
+        return read_answers(path, about)
     if server is not None:
         return prepare_served(path, about, data, prompts, served_target(server), recipe.target.model, tokenizer)
     return prepare(path, about, data, prompts, target, tokenizer)
 
 
 def form(recipe: Recipe, target: Any, tokenizer: Any) -> Form:
-    """How the recipe wants its rows made."""
+    """How the recipe wants its rows made; of a target that is not loaded (None) the settings are read for the ids that end a text."""
     data = recipe.data
-    return Form(data.max_length, data.long, tuple(eos_ids(target, tokenizer)), data.words != "others")
+    stop = ends(recipe.target.model, tokenizer) if target is None else eos_ids(target, tokenizer)
+    return Form(data.max_length, data.long, tuple(stop), data.words != "others")
 
 
 def ordered(recipe: Recipe, target: Any, tokenizer: Any, name: str, size: int) -> tuple[Rows, Order]:

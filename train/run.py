@@ -31,7 +31,7 @@ from draftsmith.train.on_policy import mixed
 from draftsmith.train.record import Log
 from draftsmith.train.sharded import load_sharded
 from draftsmith.train.taught import seen_by, taught_by_recipe
-from draftsmith.train.trackers import begin, check_trackers, track
+from draftsmith.train.trackers import check_trackers, track, tracked
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
@@ -101,6 +101,7 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     objective, plan = taught.objective, seen.plan
     if not runs.steps(folder):
         taught.begin()
+    taught.spare()
     if settings.precision != "no" and not isinstance(objective, DistillExits):  # heads see to it themselves
         in_float32(objective.draft)
     if settings.gradient_checkpointing == "blocks":
@@ -125,9 +126,8 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
         say.begins(recipe, seen, taught, done, name, accelerator)
     watch = Watch(recipe, log, plan, objective, seen.held_out, accelerator, choice, mixture, steps_of, taught.needs, signals)
     if done < plan.steps and not choice.over:
-        begin(recipe, accelerator, done)
         rank, world, order = accelerator.process_index, accelerator.num_processes, mixture or plan
-        with signals.steps(), last_good_named(folder):
+        with tracked(recipe, accelerator, done), signals.steps(), last_good_named(folder):
             train(
                 objective, optimizer, lambda step: micro_batches(order.step(step), seen.accumulate, rank, world),
                 start=done, steps=plan.steps, settings=settings, accelerator=accelerator, after=watch, skips=skips,

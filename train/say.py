@@ -1,4 +1,4 @@
-"""What a run says to its user where it begins and where it ends."""
+"""What a run says to its user where it begins and where it ends; what it says in between is a line of progress."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from draftsmith.distill.memory import nbytes
 from draftsmith.specdec.models import Loaded, blocks, load_model, load_tokenizer, with_ends
 from draftsmith.specdec.places import quiet, resolve
 
@@ -117,10 +118,9 @@ def asked_by_any(target: PreTrainedModel, accelerator: Accelerator) -> Callable[
 
 
 def held(target: PreTrainedModel) -> tuple[int, int]:
-    """Bytes of the target's weights on this process, and on all together."""
-    each = [(one.to_local() if hasattr(one, "to_local") else one, one) for one in target.parameters()]
-    mine, every = (sum(pair[at].numel() * pair[at].element_size() for pair in each) for at in (0, 1))
-    return mine, every
+    """Bytes of the target's weights on this process, if they have not been let go of, and on all together."""
+    here = [one.to_local() if hasattr(one, "to_local") else one for one in target.parameters()]
+    return nbytes(one for one in here if not one.is_meta), nbytes(target.parameters())
 
 
 def _any(one: bool, accelerator: Accelerator) -> bool:

@@ -49,13 +49,15 @@ def seen_by(recipe: Recipe, target: Any, tokenizer: Any, name: str, accelerator:
 
 
 class Taught(NamedTuple):
-    """What is taught: the objective, its bare module, what the draft may say, the bytes of a checkpoint, and how it starts."""
+    """What is taught: the objective, its bare module, what the draft may say, the bytes of a checkpoint, how it starts, and what gives back
+    the memory that only the start needs."""
 
     objective: Any
     draft: Any
     said: Trim | None
     needs: int
     begin: Callable[[], None]
+    spare: Callable[[], None]
 
 
 def taught_by_recipe(recipe: Recipe, target: Any, tokenizer: Any, name: str, seen: Seen, accelerator: Accelerator) -> Taught:
@@ -65,7 +67,9 @@ def taught_by_recipe(recipe: Recipe, target: Any, tokenizer: Any, name: str, see
     if isinstance(recipe.draft, ExitsDraft):
         heads = exits.objective_of(recipe, recipe.draft, target, tokenizer, name, only, said)
         needs = _with_room(recipe, exits.bytes_on_disk(heads))
-        return Taught(heads, heads.exits, said, needs, lambda: exits.start(recipe, heads, rows, seen.held_out, accelerator))
+        return Taught(
+            heads, heads.exits, said, needs, lambda: exits.start(recipe, heads, rows, seen.held_out, accelerator), lambda: None
+        )
     live = LiveTeacher(target, real_ids(target, tokenizer))
     states = with_states(recipe, live, rows, name, accelerator)
     # The first of them writes which layers were chosen, the others read it; or all ask a sharded target together.
@@ -77,7 +81,11 @@ def taught_by_recipe(recipe: Recipe, target: Any, tokenizer: Any, name: str, see
         draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
         said.ids if said else None,
     )  # fmt: skip
-    return Taught(objective, draft, said, needs, lambda: start(recipe, objective, states, rows, seen.held_out, accelerator))
+    asked_again = settings.teacher == "live" or settings.on_policy is not None  # about rows that nobody has kept
+    return Taught(
+        objective, draft, said, needs, lambda: start(recipe, objective, states, rows, seen.held_out, accelerator),
+        (lambda: None) if asked_again else live.let_go,
+    )  # fmt: skip
 
 
 def _with_room(recipe: Recipe, needs: int) -> int:

@@ -55,7 +55,7 @@ class Device(BaseModel):
     system_gb: float = Field(ge=0)
     bandwidth_gbs: float = Field(gt=0)
     tflops: dict[str, float]
-    efficiency: Efficiency = Efficiency(bandwidth=0.85, flops=0.6, overlap=0.3)
+    efficiency: Efficiency = Efficiency(bandwidth=0.85, flops=0.76, overlap=0.35)
     sources: dict[str, str] = {}
 
     def flops(self, dtype: Dtype) -> float:
@@ -69,14 +69,16 @@ class Device(BaseModel):
 
 
 class Engine(BaseModel):
-    """What a serving engine adds, in milliseconds: to a call of the target, a round of speculation, a drafted token; and the least
-    that a layer takes."""
+    """What a serving engine adds, in milliseconds: to a call of the target and to each token of it, a round of speculation, a drafted
+    token; and the least that a layer takes. `expands`: each token of a verified block reads the cache by itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     call_ms: float = Field(ge=0)
+    token_ms: float = Field(ge=0)
     round_ms: float = Field(ge=0)
     step_ms: float = Field(ge=0)
     layer_ms: float = Field(ge=0)
+    expands: bool = False
     source: str = ""
 
 

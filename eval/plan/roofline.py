@@ -49,9 +49,10 @@ class Costs(NamedTuple):
         return self.verify[k] / self.plain
 
 
-def moved(size: Size, dtype: Dtype, tokens: int, batch: int, context: int) -> float:
-    """Bytes that one call on `tokens` new tokens of each of `batch` sequences reads: weights once, every cache once."""
-    return dtype.bytes(size.outer, size.touched(tokens * batch)) + batch * size.cache(context) * dtype.cached
+def moved(size: Size, dtype: Dtype, tokens: int, batch: int, context: int, expands: bool = False) -> float:
+    """Bytes that one call on `tokens` new tokens of each of `batch` sequences reads: weights once, every cache once, or once a token."""
+    caches = batch * (tokens if expands else 1)
+    return dtype.bytes(size.outer, size.touched(tokens * batch)) + caches * size.cache(context) * dtype.cached
 
 
 def work(size: Size, tokens: int, batch: int, context: int) -> float:
@@ -61,7 +62,8 @@ def work(size: Size, tokens: int, batch: int, context: int) -> float:
 
 def seconds(size: Size, dtype: Dtype, tokens: int, batch: int, context: int, device: Device, engine: Engine) -> float:
     """What that call takes, launches included, an engine's own work left out."""
-    reading = moved(size, dtype, tokens, batch, context) / (device.bandwidth_gbs * 1e9 * device.efficiency.bandwidth)
+    rate = device.bandwidth_gbs * 1e9 * device.efficiency.bandwidth
+    reading = moved(size, dtype, tokens, batch, context, engine.expands) / rate
     computing = work(size, tokens, batch, context) / device.flops(dtype)
     longer, shorter = max(reading, computing), min(reading, computing)
     return max(longer + (1 - device.efficiency.overlap) * shorter, len(size.blocks) * engine.layer_ms / 1e3)
@@ -71,7 +73,8 @@ def costs(pair: Pair, batch: int, context: int, most: int = MOST) -> Costs:
     """What a round is made of, for `batch` sequences of `context` tokens."""
     device, engine = pair.device, pair.engine
     calls = [
-        seconds(pair.target, pair.dtype, n + 1, batch, context, device, engine) + engine.call_ms / 1e3 for n in range(most + 1)
+        seconds(pair.target, pair.dtype, n, batch, context, device, engine) + (engine.call_ms + engine.token_ms * batch * n) / 1e3
+        for n in range(1, most + 2)
     ]
     if pair.draft.share is not None:
         step = pair.draft.share * calls[0]

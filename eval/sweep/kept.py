@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from draftsmith.eval.kept import digest
 from draftsmith.eval.measurement import Measurement, read_measurement
 from draftsmith.eval.prediction.costs import Cost, cost_of
 from draftsmith.eval.prediction.predicted import Answer
 from draftsmith.recipes import Prompt
-from draftsmith.recipes.files import append_lines, write_whole
+from draftsmith.recipes.files import append_lines, appended, write_whole
 
 
 class Done(NamedTuple):
@@ -53,15 +53,9 @@ def write_started(folder: Path, identity: dict[str, Any], started: Started) -> N
 def read_done(folder: Path, prompts: Sequence[Prompt]) -> dict[str, Done]:
     """What was measured already on these prompts, by id. ValueError where a prompt's text has changed since."""
     path = folder / "prompts.jsonl"
-    if not path.is_file():
-        return {}
-    raw = path.read_bytes()
-    complete = raw[: raw.rfind(b"\n") + 1]  # a kill can leave a last line without its end
-    if len(complete) < len(raw):
-        write_whole(path, complete.decode())
-    wanted = {one.id: _digest(one) for one in prompts}
+    wanted = {one.id: digest(one) for one in prompts}
     done: dict[str, Done] = {}
-    for line in map(json.loads, complete.splitlines()):
+    for line in map(json.loads, appended(path)):
         if line["prompt"] not in wanted:
             continue
         if wanted[line["prompt"]] != line["digest"]:
@@ -73,11 +67,7 @@ def read_done(folder: Path, prompts: Sequence[Prompt]) -> dict[str, Done]:
 
 def write_done(folder: Path, prompt: Prompt, done: Done) -> None:
     line = {
-        "prompt": prompt.id, "digest": _digest(prompt),
+        "prompt": prompt.id, "digest": digest(prompt),
         "answers": [one._asdict() for one in done.answers], "measured": [asdict(one) for one in done.measured],
     }  # fmt: skip
     append_lines(folder / "prompts.jsonl", [json.dumps(line)])
-
-
-def _digest(prompt: Prompt) -> str:
-    return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]

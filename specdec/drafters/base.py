@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from draftsmith.specdec.sampling import Generator, Sampling
@@ -75,41 +74,3 @@ class Extras(Protocol):
 
     def notes(self) -> list[str]:
         """What a reader of the result should know, a line each (a row that could no longer be drafted for)."""
-
-
-def proposed(
-    drafter: Drafter | None, k: int, how: Sampling, generator: Generator, rows: int, vocabulary: int, device: torch.device
-) -> Proposal:
-    """The drafter's proposal on the target's device, no wider than its widest row, its law over the target's `vocabulary` ids.
-
-    Without a drafter, an empty one. ValueError for a proposal that cannot be verified without a change of the law.
-    """
-    if drafter is None:
-        nothing = torch.empty(rows, 0, dtype=torch.long, device=device)
-        return Proposal(nothing, None, torch.zeros(rows, dtype=torch.long, device=device))
-    tokens, probs, n, parents = drafter.propose(k, how, generator)
-    who = type(drafter).__name__
-    if parents is not None:
-        raise ValueError(f"{who} proposes a tree of candidates; only chains are verified here")
-    tokens, n = tokens.to(device), n.to(device)
-    width, counts = tokens.shape[1] if tokens.dim() == 2 else -1, n.tolist()
-    if tokens.shape != (rows, width) or n.shape != (rows,) or not 0 <= min(counts) <= max(counts) <= width:
-        raise ValueError(f"{who} must propose tokens [{rows}, K] and n [{rows}] in 0..K, found {list(tokens.shape)} and {counts}")
-    widest = max(counts)
-    tokens = tokens[:, :widest]
-    if min(counts) < widest:  # columns that do not count
-        tokens = tokens.masked_fill(torch.arange(widest, device=device) >= n[:, None], 0)
-    if widest:
-        least, most = (int(one) for one in tokens.aminmax())
-        if least < 0 or most >= vocabulary:
-            raise ValueError(f"{who} proposed ids {least}..{most}; the target has 0..{vocabulary - 1}")
-    if probs is None or how.temperature == 0:  # at temperature 0 a draft stays where it is the target's choice, whatever q was
-        return Proposal(tokens, None, n)
-    short = vocabulary - probs.shape[-1]
-    if short < 0:
-        raise ValueError(
-            f"{who} spreads its law over {probs.shape[-1]} ids, the target has {vocabulary}: mask the rest before the softmax, "
-            "e.g. ModelDrafter(model, vocab_size=...)"
-        )
-    # The draft never says those ids: q = 0 there.
-    return Proposal(tokens, torch.nn.functional.pad(probs[:, :widest].to(device), (0, short)), n)

@@ -8,18 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftsmith.distill import Batch, CutDraft, LiveTeacher, collate
+from draftsmith.distill import CutDraft, LiveTeacher
 from draftsmith.distill.draft import save_draft
 from draftsmith.distill.warm.bridge import bridge, cannot_bridge
 from draftsmith.distill.warm.ridge import ridge
-from tiny import FAMILIES, tiny
-
-
-def batches(rows: int = 48, size: int = 8, seed: int = 0) -> list[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    made = [(torch.randint(3, 61, (int(12 + n % 5),), generator=generator).tolist(), 3) for n in range(rows)]
-    return [collate(made[at : at + size]) for at in range(0, rows, size)]
-
+from tiny import FAMILIES, batches, tiny
 
 HELD_OUT = batches(16, seed=1)
 

@@ -12,7 +12,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from draftsmith.distill import LOSSES, Batch, DistillExits, collate
+from draftsmith.distill import LOSSES, DistillExits, collate
 from draftsmith.distill.batch import Example
 from draftsmith.distill.block_length import block_length
 from draftsmith.distill.early_exit import Exits
@@ -29,16 +29,10 @@ from draftsmith.specdec.drafters.exit_heads import AdapterExit, ExitSettings, ma
 from draftsmith.specdec.models import blocks
 from draftsmith.train.loop import evaluate
 from exits import KINDS, LAST, bits, moved, some_head
-from tiny import FAMILIES, tiny
+from tiny import FAMILIES, batches, tiny
 
 ROWS = [([5, 9, 11, 4, 2], 3), ([7, 8, 2], 1), ([3, 3, 20, 21, 22, 23, 24, 2], 6)]
 THREE = [KINDS["adapter"], ExitSettings(2, "block", 8), LAST["lora"]]
-
-
-def batches(rows: int = 32, seed: int = 0) -> list[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    made = [(torch.randint(3, 61, (int(12 + n % 5),), generator=generator).tolist(), 3) for n in range(rows)]
-    return [collate(made[at : at + 8]) for at in range(0, rows, 8)]
 
 
 def taught(target: Any, exits: list[ExitSettings] = THREE, **more: Any) -> DistillExits:
@@ -163,7 +157,7 @@ def test_the_closed_form_start_beats_none_and_what_is_better_already_is_kept() -
     exits = [ExitSettings(1, "adapter", None), ExitSettings(2, "adapter", 8), LAST["lora"]]
     objective = DistillExits(target, exits)
     last = bits(objective.exits.by_layer()[3])
-    started = start_exits(objective, batches(), batches(16, 1))
+    started = start_exits(objective, batches(32), batches(16, seed=1))
     for layer, gain in ((1, 0.02), (2, 0.01)):
         assert started[layer].after > started[layer].before + gain, layer
         assert started[layer].strength is not None
@@ -172,7 +166,7 @@ def test_the_closed_form_start_beats_none_and_what_is_better_already_is_kept() -
     assert bits(objective.exits.by_layer()[3]) == last
     block = DistillExits(target, [ExitSettings(1, "block", None)])
     two = DistillExits(target, [ExitSettings(2, "adapter", None)])
-    after = [start_exits(one, batches(), batches(16, 1)) for one in (block, two)]
+    after = [start_exits(one, batches(32), batches(16, seed=1)) for one in (block, two)]
     assert after[0][1] == after[1][2], "a block begins as the next layer"
 
 

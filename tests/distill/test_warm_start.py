@@ -10,19 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from draftsmith.distill import Batch, CutDraft, LiveTeacher, WholeDraft, collate, cut
+from draftsmith.distill import CutDraft, LiveTeacher, WholeDraft, cut
 from draftsmith.distill.draft import save_draft
 from draftsmith.distill.head import Head, last_hidden
 from draftsmith.distill.warm.ridge import exit_head, exits, ridge
 from draftsmith.specdec.drafters.early_exit import exit_view
-from tiny import FAMILIES, noisy, tiny
-
-
-def batches(rows: int = 48, size: int = 8, seed: int = 0) -> list[Batch]:
-    generator = torch.Generator().manual_seed(seed)
-    made = [(torch.randint(3, 61, (int(12 + n % 5),), generator=generator).tolist(), 3) for n in range(rows)]
-    return [collate(made[at : at + size]) for at in range(0, rows, size)]
-
+from tiny import FAMILIES, batches, noisy, tiny
 
 HELD_OUT = batches(16, seed=1)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftsmith.eval import Measurement, metrics
+from made_reports import an_answer
 
 FOLDER = Path(__file__).parent.parent.parent / "eval" / "metrics"
 DRAFTED = [3, 3, 3, 2, 0]
@@ -27,10 +28,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def one(prompt: str, new: int, seconds: float, baseline_tokens: int, baseline_seconds: float) -> Measurement:
-    return Measurement(
-        drafter="d", k=3, temperature=0.0, batch=1, category="a", prompt=prompt, new_tokens=new, seconds=seconds, baseline_tokens=baseline_tokens,
-        baseline_seconds=baseline_seconds, accepted_lengths=tuple(ACCEPTED), drafted_lengths=tuple(DRAFTED), equal=1, compared=1, gaps=(),
-        draft_ms=2.0, target_ms=10.0, baseline_ms=8.0,
+    return an_answer(
+        zip(DRAFTED, ACCEPTED, strict=True), prompt=prompt, new_tokens=new, seconds=seconds, baseline_tokens=baseline_tokens,
+        baseline_seconds=baseline_seconds,
     )  # fmt: skip
 
 

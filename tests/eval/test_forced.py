@@ -15,6 +15,7 @@ from draftsmith.eval.prediction.explained import break_even, explained, foretold
 from draftsmith.eval.prediction.forced import Forced, forced, lawful
 from draftsmith.eval.prediction.predicted import rounds
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
+from made_reports import an_answer
 from tiny import VOCABULARY, ScriptedLM, noisy, tiny
 
 PROMPT = [0, 1]
@@ -132,14 +133,10 @@ def measured(
 ) -> Measurement:
     """Plain decoding: half a second for the prompt and a tenth a step; ours: so much longer to read, and so many seconds a round."""
     new, behind = sum(accepted + 1 for _, accepted in rounds), len(rounds) - 1
-    fields: dict[str, Any] = {
-        "drafter": "d", "k": 3, "temperature": 0.0, "batch": rows, "category": "a", "prompt": prompt, "new_tokens": new,
-        "seconds": 0.6 + behind * (draft + target + 0.02), "baseline_tokens": new, "baseline_seconds": 0.5 + 0.1 * (new - 1),
-        "accepted_lengths": tuple(a for _, a in rounds), "drafted_lengths": tuple(d for d, _ in rounds), "equal": 1, "compared": 1,
-        "gaps": (), "draft_ms": 2.0, "target_ms": 10.0, "baseline_ms": 8.0, "rows": rows, "baseline_prefill_seconds": 0.5, "prefill_seconds": 0.6,
-        "draft_seconds": behind * draft, "target_seconds": behind * target,
-    }  # fmt: skip
-    return Measurement(**{**fields, **more})
+    return an_answer(
+        rounds, prompt=prompt, batch=rows, rows=rows, seconds=0.6 + behind * (draft + target + 0.02), baseline_seconds=0.5 + 0.1 * (new - 1),
+        prefill_seconds=0.6, baseline_prefill_seconds=0.5, draft_seconds=behind * draft, target_seconds=behind * target, **more,
+    )  # fmt: skip
 
 
 SOME = [(0, 0), (3, 3), (3, 0), (2, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -10,17 +11,11 @@ from draftsmith.eval import Measurement, metrics
 from draftsmith.eval.chosen import chosen_elsewhere
 from draftsmith.eval.prompts import sample, together
 from draftsmith.recipes import Prompt
+from made_reports import an_answer
 
 
-def measured(
-    prompt: str, rounds: list[tuple[int, int]], seconds: float = 1.0, baseline_seconds: float = 1.0, category: str = "a"
-) -> Measurement:
-    new = sum(accepted + 1 for _, accepted in rounds)
-    return Measurement(
-        drafter="d", k=3, temperature=0.0, batch=1, category=category, prompt=prompt, new_tokens=new, seconds=seconds, baseline_tokens=new,
-        baseline_seconds=baseline_seconds, accepted_lengths=tuple(a for _, a in rounds), drafted_lengths=tuple(d for d, _ in rounds), equal=1,
-        compared=1, gaps=(), draft_ms=2.0, target_ms=10.0, baseline_ms=8.0,
-    )  # fmt: skip
+def measured(prompt: str, rounds: list[tuple[int, int]], **more: Any) -> Measurement:
+    return an_answer(rounds, prompt=prompt, **more)
 
 
 ROUNDS = [(3, 3), (3, 0), (3, 1), (2, 2), (0, 0)]

@@ -1,8 +1,7 @@
-"""The planner's times against what was published: what was fitted is fitted again, what was not is predicted."""
+"""The planner's arithmetic: by hand, against the tables of an ideal roofline, and at its edges. What was published of engines: test_published.py."""
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -10,97 +9,9 @@ from transformers import LlamaConfig
 
 from draftsmith.eval.plan.advice import best, needed, pays, speed_up, tokens_per_call
 from draftsmith.eval.plan.devices import DTYPES, Device, Efficiency, device_named, devices, engine_named
-from draftsmith.eval.plan.drafts import Draft, draft_named
+from draftsmith.eval.plan.drafts import draft_named
 from draftsmith.eval.plan.roofline import Costs, Pair, costs, moved, seconds, work
-from draftsmith.eval.plan.sizes import Block, Size, size_of, trimmed
-
-LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
-MT_BENCH = 512  # tokens of an MT-Bench answer half-way, with its prompt; nobody published it
-ALPHA = (0.75,)  # EAGLE-3 on MT-Bench, each position alike (vllm-project/vllm#17504: .75 .55 .42 .31 cumulative)
-SGLANG = {2: 1.81, 4: 1.82, 8: 1.62, 16: 1.48, 24: 1.39, 32: 1.32, 48: 1.38, 56: 1.34, 64: 1.38}  # arXiv 2503.01840 table 3, k = 3
-VLLM = {2: 1.75, 4: 1.68, 8: 1.58, 16: 1.49, 24: 1.42, 32: 1.36, 48: 1.21, 56: 1.01}  # the same, table 5, k = 2
-H100 = {
-    2: (2.36, 4.32),
-    3: (2.79, 4.09),
-    4: (3.08, 4.05),
-    5: (3.32, 4.13),
-    6: (3.46, 4.20),
-    7: (3.54, 4.29),
-}  # vllm#20780: tau, ms a token
-PLAIN = {("h100", None): [6.32, 7.07], ("a100", 1555): [12.18]}  # ms a token: SGLang, vLLM; vLLM on 40 GB
-
-
-def eagle(device: str, bandwidth: float | None = None) -> Pair:
-    """Llama-3.1-8B and a head like EAGLE-3's: one layer, 32,000 ids (its layer reads twice the width, which is left out: 7 % of a step)."""
-    target = size_of(LlamaConfig(**LLAMA, num_hidden_layers=32), "8B")
-    head = trimmed(size_of(LlamaConfig(**LLAMA, num_hidden_layers=1), "EAGLE-3"), 32000)
-    on = device_named(device)
-    on = on if bandwidth is None else on.model_copy(update={"bandwidth_gbs": bandwidth})
-    return Pair(target, Draft("EAGLE-3", head, (0, 0), 0), DTYPES["bf16"], DTYPES["bf16"], on, engine_named("served"))
-
-
-def test_eagle_3_in_vllm_is_predicted() -> None:
-    """On an RTX 3090 (the paper's text and last version; an earlier caption says A100). Nothing was fitted on this card or table."""
-    pair = eagle("rtx3090")
-    for batch, published in VLLM.items():
-        assert speed_up(costs(pair, batch, MT_BENCH), ALPHA, 2) == pytest.approx(published, rel=0.10), batch
-
-
-def test_eagle_3_in_sglang_was_fitted() -> None:
-    pair = eagle("h100")
-    for batch, published in SGLANG.items():
-        assert speed_up(costs(pair, batch, MT_BENCH), ALPHA, 3) == pytest.approx(published, rel=0.15), batch
-
-
-def test_the_engines_overheads_were_fitted() -> None:
-    pair = eagle("h100")
-    for k, (tau, ms) in H100.items():
-        now = costs(pair, 1, MT_BENCH)
-        assert now.plain * (now.r(k) + k * now.c + now.o) * 1e3 / tau == pytest.approx(ms, rel=0.05), k
-        assert tokens_per_call(ALPHA, k) == pytest.approx(tau, rel=0.03)
-    for (device, bandwidth), found in PLAIN.items():
-        for ms in found:
-            assert costs(eagle(device, bandwidth), 1, MT_BENCH).plain * 1e3 == pytest.approx(ms, rel=0.10)
-
-
-def test_the_fit_is_the_best_of_its_grid() -> None:
-    """flops and overlap in devices.yaml: no point of this grid comes nearer to SGLang's worst batch by more than a half of a per cent."""
-    pair = eagle("h100")
-
-    def worst(flops: float, overlap: float) -> float:
-        fit = Efficiency(bandwidth=pair.device.efficiency.bandwidth, flops=flops, overlap=overlap)
-        at = Pair(**{**vars(pair), "device": pair.device.model_copy(update={"efficiency": fit})})
-        return max(abs(math.log(speed_up(costs(at, batch, MT_BENCH, 3), ALPHA, 3) / found)) for batch, found in SGLANG.items())
-
-    ours = pair.device.efficiency
-    grid = [worst(flops, overlap) for flops in (0.4, 0.5, 0.6, 0.7, 0.8) for overlap in (0, 0.3, 0.6, 1)]
-    assert worst(ours.flops, ours.overlap) < min(grid) + 0.005
-
-
-SPARK = {("8B", "fp8"): 20.5, ("8B", "int4"): 38.65, ("70B", "fp8"): 2.7}  # tokens a second at batch 1; see devices.yaml
-
-
-def test_plain_decoding_on_a_dgx_spark() -> None:
-    """Its bandwidth was fitted on these."""
-    large = {
-        "vocab_size": 128256,
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-    }
-    sizes = {"8B": eagle("h100").target, "70B": size_of(LlamaConfig(**large, num_hidden_layers=80), "70B")}
-    for (name, dtype), published in SPARK.items():
-        one = Pair(
-            sizes[name],
-            draft_named("ngram", sizes[name]),
-            DTYPES[dtype],
-            DTYPES[dtype],
-            device_named("dgx-spark"),
-            engine_named("served"),
-        )
-        assert 1 / costs(one, 1, 2048).plain == pytest.approx(published, rel=0.11), (name, dtype)
-
+from draftsmith.eval.plan.sizes import Block, Size, size_of
 
 TABLE = {  # maths: a 7B in bf16 with 128 KB of cache a token on an H200 at half its FLOP/s, acceptance .75, c = .05
     512: {1: 2.67, 8: 2.67, 32: 2.23, 64: 1.67, 128: 1.10, 256: 0.85},
@@ -142,6 +53,21 @@ def test_what_a_call_reads_and_computes_by_hand() -> None:
     assert moved(size, DTYPES["bf16"], 2, 3, 100) == 2 * (300 + 7 + 2 * 1000) + 3 * 2 * 20 * (50 + 100)
     assert moved(size, DTYPES["int4"], 2, 3, 100) == 2 * (300 + 7) + 0.5625 * 2 * 1000 + 3 * 2 * 20 * (50 + 100)
     assert work(size, 2, 3, 100) == 2 * 3 * (2 * (300 + 7 + 2 * 1000) + 4 * 16 * (50 + 100))
+    # Where each token reads the cache by itself, it is read twice; plain decoding is as it was.
+    assert moved(size, DTYPES["bf16"], 2, 3, 100, True) == 2 * (300 + 7 + 2 * 1000) + 2 * 3 * 2 * 20 * (50 + 100)
+    assert moved(size, DTYPES["bf16"], 1, 3, 100, True) == moved(size, DTYPES["bf16"], 1, 3, 100)
+
+
+def test_what_an_engine_adds_by_hand() -> None:
+    bare = ideal_7b()
+    engine = bare.engine.model_copy(update={"call_ms": 2.0, "token_ms": 0.5, "round_ms": 3.0})
+    adds = Pair(**{**vars(bare), "engine": engine})
+    ideal, found = costs(bare, 3, 512, 2), costs(adds, 3, 512, 2)
+    assert [1e3 * (one - other) for one, other in zip(found.verify, ideal.verify, strict=True)] == pytest.approx([3.5, 5.0, 6.5])
+    assert found.round - ideal.round == pytest.approx(3e-3)
+    expanded = costs(Pair(**{**vars(bare), "engine": bare.engine.model_copy(update={"expands": True})}), 256, 4096, 1)
+    assert expanded.plain == costs(bare, 256, 4096, 1).plain
+    assert expanded.r(1) == pytest.approx(1 + 256 * 4096 * 131072 / (4800e9 * expanded.plain))  # no weight is read again
 
 
 def test_where_speculation_stops_paying() -> None:
@@ -221,7 +147,7 @@ def test_every_figure_of_a_device_has_a_dated_source() -> None:
         assert set(one.sources) == figures, name
         assert all(re.search(r"20[12]\d", said) for said in one.sources.values()), name
         assert all(one.flops(dtype) > 0 for dtype in DTYPES.values())
-    for name in ("served", "eager", "ideal"):
+    for name in ("served", "expanded", "eager", "ideal"):
         assert engine_named(name).source
 
 

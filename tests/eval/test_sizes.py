@@ -133,9 +133,11 @@ PUBLISHED: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_models_have_their_published_size(name: str) -> None:
+def test_ten_published_models_have_their_published_size_and_that_of_transformers(name: str) -> None:
     config, parameters = PUBLISHED[name]
-    assert size_of(config, name).parameters == parameters
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert size_of(config, name).parameters == parameters == sum(one.numel() for one in model.parameters())
 
 
 def test_a_call_reads_the_head_once_and_looks_the_embedding_up() -> None:

@@ -10,17 +10,12 @@ from draftsmith.eval.chosen import chosen_elsewhere
 from draftsmith.eval.measurement import Measurement
 from draftsmith.eval.metrics import speed_up
 from draftsmith.eval.sweep.choice import Choice, Setting, choose
+from made_reports import an_answer
 
 
 def measured(speeds: Sequence[float]) -> list[Measurement]:
     """A setting that took 1 / speed of plain decoding's time on each prompt."""
-    return [
-        Measurement(
-            drafter="", k=1, temperature=0.0, batch=1, category="all", prompt=f"p{i}", new_tokens=10, seconds=1 / speed, baseline_tokens=10,
-            baseline_seconds=1.0, accepted_lengths=(0,), drafted_lengths=(0,), equal=1, compared=1, gaps=(), draft_ms=1, target_ms=1, baseline_ms=1,
-        )
-        for i, speed in enumerate(speeds)
-    ]  # fmt: skip
+    return [an_answer([(0, 0)], prompt=f"p{i}", seconds=1 / speed) for i, speed in enumerate(speeds)]
 
 
 def chosen(them: Mapping[Setting, Sequence[float]]) -> Choice:

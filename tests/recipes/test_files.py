@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.recipes.files import append_lines, room_for, whole_folder, write_whole
+from draftsmith.recipes.files import append_lines, appended, room_for, whole_folder, write_whole
 
 
 def fail() -> None:
@@ -57,6 +57,17 @@ def test_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OSError, match="the disk is full"):
             write()
     assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped_and_the_next_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert appended(path) == []
+    assert not path.exists()
+    append_lines(path, ["a\u2028b", "c\rd"])
+    path.write_bytes(path.read_bytes() + "é".encode()[:1])
+    assert appended(path) == ["a\u2028b", "c\rd"]
+    append_lines(path, ["e"])
+    assert appended(path) == ["a\u2028b", "c\rd", "e"]
 
 
 def test_other_errors_keep_their_words(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Outcome, Sampling, generate
 from draftsmith.specdec.cache import CachedLM
 from draftsmith.specdec.pace import Adaptive, Round
-from tiny import noisy, plain_greedy, tiny
+from tiny import begin, noisy, plain_greedy, tiny
 
 PROMPTS = [[5, 9, 11, 4, 8], [7], [3, 3, 20, 21, 22, 23, 24, 25, 3, 3]]
 TARGET = tiny("llama")
@@ -21,12 +21,6 @@ WANTED = [plain_greedy(TARGET, prompt, 30) for prompt in PROMPTS]
 
 def combined(draft: Any, min_match: int = 2, **settings: Any) -> CombinedDrafter:
     return CombinedDrafter(NgramDrafter(least=0.0, **settings), ModelDrafter(draft), min_match)
-
-
-def begin(drafter: CombinedDrafter, rows: list[list[int]]) -> None:
-    """Rows of one length."""
-    ids = torch.tensor([row[:-1] for row in rows])
-    drafter.begin(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([row[-1] for row in rows]))
 
 
 @pytest.mark.parametrize("k", range(1, 7))

@@ -11,7 +11,7 @@ import pytest
 from test_models import READS_GGUF, write_gguf
 
 from draftsmith.specdec.compat import compat
-from draftsmith.specdec.engines import ENGINES
+from draftsmith.specdec.compat_engines import ENGINES
 from tiny import tiny_folder, tiny_tokenizer
 from vocabularies import byte_level, sentencepiece
 

@@ -23,7 +23,7 @@ from draftsmith.specdec import (
     load_drafter,
 )
 from exits import some_head
-from tiny import noisy, tiny, tiny_folder, tiny_tokenizer
+from tiny import begin, noisy, tiny, tiny_folder, tiny_tokenizer
 
 TARGET = tiny("llama")
 MAKE: dict[str, Callable[[], Drafter]] = {
@@ -51,16 +51,6 @@ MORE = {  # what the table's kinds leave out
 
 def test_every_kind_of_drafter_is_held_to_the_contract() -> None:
     assert MAKE.keys() == DRAFTERS.keys()
-
-
-def begin(drafter: Drafter, histories: list[list[int]]) -> None:
-    widest = max(map(len, histories)) - 1
-    ids, valid = torch.zeros(len(histories), widest, dtype=torch.long), torch.zeros(len(histories), widest, dtype=torch.bool)
-    for b, history in enumerate(histories):
-        if len(history) > 1:
-            ids[b, widest - len(history) + 1 :] = torch.tensor(history[:-1])
-            valid[b, widest - len(history) + 1 :] = True
-    drafter.begin(ids, valid, torch.tensor([history[-1] for history in histories]), ())
 
 
 @pytest.mark.parametrize("kind", [*MAKE, *MORE])

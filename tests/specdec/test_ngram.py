@@ -11,16 +11,14 @@ import torch
 from draftsmith.specdec import NgramDrafter, Sampling, generate
 from draftsmith.specdec.drafters.ngram import chance
 from draftsmith.specdec.drafters.suffixes import END, Reader, Suffixes
-from tiny import plain_greedy, tiny
+from tiny import begin, plain_greedy, tiny
 
 TARGET = tiny("llama")
 
 
 def proposal(history: list[int], k: int, **settings: object) -> list[int]:
     drafter = NgramDrafter(**{"least": 0.0, **settings})  # type: ignore[arg-type]
-    drafter.begin(
-        torch.tensor([history[:-1]], dtype=torch.long), torch.ones(1, len(history) - 1).bool(), torch.tensor(history[-1:])
-    )
+    begin(drafter, [history])
     out = drafter.propose(k, Sampling())
     assert out.probs is None
     return out.tokens[0, : int(out.n[0])].tolist()

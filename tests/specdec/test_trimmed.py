@@ -20,17 +20,12 @@ from draftsmith.specdec import (
     prepare_for_decoding,
     to_probs,
 )
-from tiny import FAMILIES, noisy, plain_greedy, tiny, tiny_folder
+from tiny import FAMILIES, begin, noisy, plain_greedy, tiny, tiny_folder
 
 IDS = torch.tensor([2, 3, 4, 9, 11, 17, 20, 21, 24, 33, 40, 41, 57])
 PROMPTS = [[5, 9, 11, 4, 8], [7], [3, 3, 20, 21, 22, 23, 24, 25, 3, 3]]
 TARGET = tiny("llama")
 WANTED = [plain_greedy(TARGET, prompt, 30) for prompt in PROMPTS]
-
-
-def begin(drafter: Any, prompt: list[int]) -> None:
-    ids = torch.tensor([prompt[:-1]])
-    drafter.begin(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([prompt[-1]]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,7 +35,7 @@ def test_its_law_is_the_whole_drafts_given_that_the_token_is_one_of_its_ids(fami
     how, text = Sampling(0.9, top_k=7, top_p=0.95), [5, 9, 11, 4]
     drafter = ModelDrafter(model, ids=IDS)
     assert drafter.ids == len(IDS)
-    begin(drafter, text)
+    begin(drafter, [text])
     out = drafter.propose(4, how, torch.Generator().manual_seed(0))
     assert out.probs is not None
     assert out.probs.shape == (1, 4, 58), "up to its last id; the decoder widens it to the target's"
@@ -50,7 +45,7 @@ def test_its_law_is_the_whole_drafts_given_that_the_token_is_one_of_its_ids(fami
     logits[:, IDS] = whole[:, IDS]
     assert torch.allclose(out.probs[0], to_probs(logits, how)[:, :58], atol=1e-5)
     assert torch.isin(out.tokens, IDS).all()
-    begin(drafter, text)
+    begin(drafter, [text])
     greedy = drafter.propose(4, Sampling())
     assert greedy.probs is None, "no law of V numbers at temperature 0"
     assert greedy.tokens[0, 0] == IDS[whole[0, IDS].argmax()]

@@ -28,8 +28,8 @@ from draftsmith.train import run
 from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, NAMES, SHARDED, table
 from draftsmith.train.launch import make_accelerator
 from ranks import HOSTILE, SEVERAL, Ranks
-from runs import told, weights, write_run
-from steps import ROWS
+from runs import chats, options, told, weights, write_run
+from steps import CASES, ROWS
 from tiny import tiny
 
 SHARDS = [one for one in SEVERAL if one in SHARDED]
@@ -40,7 +40,13 @@ WORDS = ["train.epochs=2", "train.batch_size=2", "train.save_every=2", "train.ev
 def alone(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The steps on one process, by case."""
     place = tmp_path_factory.mktemp("alone")
-    return {case: numbers(several, "single", case, place / case) for case in ("fp32", "bf16", "recomputed")}
+    return {case: numbers(several, "single", case, place / case) for case in CASES if case != "sharded"}
+
+
+@pytest.fixture(scope="module")
+def in_halves(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The steps in bf16 on two processes under DDP."""
+    return numbers(several, "ddp", "bf16", tmp_path_factory.mktemp("in_halves"))
 
 
 def numbers(several: Ranks, engine: str, case: str, place: Path) -> dict[str, Any]:
@@ -75,17 +81,34 @@ def test_loss_norm_weights_and_held_out_figures_are_those_of_one_process(
     assert close(found["weights"], alone["fp32"]["weights"], 1e-6)
 
 
-@pytest.mark.parametrize("engine", SHARDS)
-def test_bf16_is_autocast_over_float32_everywhere(engine: str, several: Ranks, alone: Any, tmp_path: Path) -> None:
-    found = numbers(several, engine, "bf16", tmp_path)
+@pytest.mark.parametrize("case", ["bf16", "bf16 recomputed"])
+@pytest.mark.parametrize("engine", SEVERAL)
+def test_bf16_is_autocast_over_float32_everywhere(
+    engine: str, case: str, several: Ranks, alone: Any, in_halves: Any, tmp_path: Path
+) -> None:
+    found = numbers(several, engine, case, tmp_path)
     assert found["layers"] == alone["bf16"]["layers"] == ["torch.bfloat16"]
     assert found["dtypes"] == ["torch.float32"]
-    assert close(found["steps"], alone["bf16"]["steps"], 2e-3)
+    assert found["calls"] == (23 if "recomputed" in case else 13)
+    assert close(found["steps"], in_halves["steps"], 1e-5), "among the engines"
+    assert close(found["steps"], alone["bf16"]["steps"], 1e-3), (
+        "bfloat16 has three digits, and a product of other shape other last ones"
+    )
     assert not close(alone["bf16"]["steps"], alone["fp32"]["steps"], 1e-5)
 
 
-def test_blocks_that_are_made_again_give_the_same_bits(alone: Any) -> None:
-    once, again = alone["fp32"], alone["recomputed"]
+@pytest.mark.parametrize("engine", SEVERAL)
+def test_rows_that_share_sequences_teach_what_they_teach_apart(engine: str, several: Ranks, alone: Any, tmp_path: Path) -> None:
+    found = numbers(several, engine, "packed", tmp_path)
+    assert found["calls"] < alone["fp32"]["calls"]
+    for one in (found, alone["packed"]):
+        assert close(one["steps"], alone["fp32"]["steps"], 1e-5)
+        assert close(one["weights"], alone["fp32"]["weights"], 1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_blocks_that_are_made_again_give_the_same_bits(precision: str, alone: Any) -> None:
+    once, again = alone[precision], alone["recomputed" if precision == "fp32" else "bf16 recomputed"]
     assert {name: one for name, one in again.items() if name != "calls"} == {
         name: one for name, one in once.items() if name != "calls"
     }
@@ -127,6 +150,48 @@ def test_blocks_of_sharded_weights_are_made_again(engine: str, several: Ranks, a
     found = numbers(several, engine, "recomputed", tmp_path)
     assert found["calls"] == 23  # of the 5 held out 3 on each, one of them for company
     assert close(found["steps"], alone["fp32"]["steps"], 1e-5)
+
+
+# Steps of 8 sequences on one process and on two; sequences hold unlike numbers of rows, and the last step of a block few of them.
+CHATS: dict[str, list[str]] = {
+    "packed by workers": ["data.pack=96", "data.workers=2", "data.long=split", "train.epochs=1"],
+    "streamed and packed": ["data.stream=16", "data.pack=64", "train.steps=4", "train.save_every=2"],
+}
+HALVES = ["train.batch_size=2", "train.accumulate=2"]
+
+
+@pytest.fixture(scope="module")
+def chatty(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, object]]]]:
+    """The recipe of runs over chats, and what they told on one process."""
+    place = tmp_path_factory.mktemp("chatty")
+    recipe, found = chats(place), {}
+    for what, words in CHATS.items():
+        name = f"name={what.replace(' ', '-')}"
+        ended = several.run(
+            "single", "train", place / "said", recipe, *options(place, *words, name), "train.batch_size=4", HALVES[1]
+        )
+        assert not any(ended.codes), "\n".join(ended.stderr)
+        found[what] = told(place / "runs" / name[5:])
+    return recipe, found
+
+
+@pytest.mark.parametrize("engine", SEVERAL)
+@pytest.mark.parametrize("what", CHATS)
+def test_packs_streams_and_workers_give_the_numbers_of_one_process(
+    engine: str, what: str, several: Ranks, chatty: tuple[Path, dict[str, list[dict[str, object]]]], tmp_path: Path
+) -> None:
+    recipe, alone = chatty
+    words = options(recipe.parent, *CHATS[what], *HALVES, f"runs={tmp_path}", f"name={engine}")
+    if "streamed" in what and engine in SHARDED:
+        cut = several.run(engine, "ended_at", tmp_path / "cut", 3, recipe, *words)
+        assert cut.codes == [75, 75], "\n".join(cut.stderr)
+        assert runs.state(tmp_path / engine / "step-3")["plan"]["at"]["first"] == 2, "the block of the last step, in steps"
+    ended = several.run(engine, "train", tmp_path / "said", recipe, *words)
+    assert not any(ended.codes), "\n".join(ended.stderr)
+    mine = told(tmp_path / engine)
+    for name in ("step", "scored", "loss", "grad_norm", "held_out"):
+        here, there = ([line[name] for line in one if name in line] for one in (mine, alone[what]))
+        assert close(here, there, 1e-5 if name != "held_out" else 1e-4), (name, here, there)
 
 
 @pytest.fixture(scope="module")

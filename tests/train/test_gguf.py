@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from draftsmith.specdec.places import gguf_tokenizer, quiet
+from draftsmith.specdec.places import BY_DIGIT, gguf_tokenizer, quiet
 from draftsmith.train.export.gguf_file import FORMS, read_metadata, read_tensors, write_gguf
 from draftsmith.train.export.gguf_tokenizer import copied, split_name, vocabulary
 from tiny import tiny_tokenizer, uneven
@@ -118,6 +118,14 @@ def test_the_tokenizer_comes_back(tmp_path: Path) -> None:
     assert types[-4:] == [TokenType.UNUSED] * 4
     assert found["tokenizer.ggml.tokens"][-1] == f"[PAD{ROWS - 1}]"
     assert found["tokenizer.ggml.eot_token_id"] == 2  # what closes a turn in the template
+
+
+@pytest.mark.parametrize(("split", "found"), [("gpt-2", ["a", "Ġ", "Ġ12"]), *((one, ["a", "ĠĠ", "1", "2"]) for one in BY_DIGIT)])
+def test_a_tokenizer_splits_into_words_as_its_file_says(split: str, found: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", model(), vocabulary(TOKENIZER, ROWS, split=split), "f32")
+    with quiet():
+        back = gguf_tokenizer(tmp_path / "m.gguf")
+    assert [word for word, _ in back.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")] == found
 
 
 def test_whether_a_bos_is_added_is_always_said() -> None:

@@ -13,7 +13,9 @@ from draftsmith.distill.served.target import ServedTarget
 from draftsmith.recipes import load_recipe, read_prompts
 from draftsmith.specdec.models import chat_ids, load
 from draftsmith.specdec.places import revision
+from draftsmith.train.data.chats import of_answers
 from draftsmith.train.data.prepare import identity, manifest, prepare, prepare_served, read_answers, served_revision, write_answers
+from draftsmith.train.rows import answers, run_prepare
 from runs import draftsmith, kill_when, write_run
 from stub_server import Reply, Stub
 from tiny import plain_greedy
@@ -134,6 +136,24 @@ def test_a_served_target_answers_as_the_local_one_and_only_what_is_missing_is_as
     assert read_answers(path, identity(served_revision("tiny", "v2"), tokenizer)) == wanted
     with pytest.raises(ValueError, match="revision is served:tiny@v2 there and served:tiny@unknown here"):
         read_answers(path, identity(served_revision("tiny", None), tokenizer))
+
+
+def test_what_a_server_answered_is_shown_without_a_weight_of_its_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path, prompts=4)
+    target, tokenizer = load(str(tmp_path / "target"))
+    for weights in (tmp_path / "target").glob("*.safetensors"):
+        weights.unlink()
+    with Stub(target, tokenizer) as stub:
+        recipe = load_recipe(path, [f"server.url={stub.url}", "server.model=tiny", "server.revision=v2"])
+        run_prepare(recipe, None, 0)
+        with pytest.raises(FileExistsError, match="give another --out"):
+            run_prepare(recipe, None, 0)
+    capsys.readouterr()
+    run_prepare(recipe, None, 1)  # read, with nobody to ask
+    assert "scored text stands between [[ and ]]" in capsys.readouterr().out
+    assert answers(recipe, None, tokenizer, "") == of_answers(
+        read_answers(recipe.folder / "answers.jsonl", identity(served_revision("tiny", "v2"), tokenizer))
+    )
 
 
 def test_an_interrupt_in_the_middle_loses_one_batch(tmp_path: Path) -> None:

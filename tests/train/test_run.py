@@ -6,11 +6,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from draftsmith.cli import main
 from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
+from draftsmith.specdec.models import Loaded, blocks
 from draftsmith.specdec.places import revision
 from draftsmith.train.data.plan import to_rows
 from draftsmith.train.data.prepare import identity, read_answers
@@ -180,6 +183,32 @@ def test_two_processes_train_a_whole_run(undisturbed: Path, tmp_path: Path) -> N
     alone = draftsmith("train", recipe, *words)
     assert alone.returncode == 0, alone.stderr
     assert "1 process on cpu" in alone.stdout, "a run goes on on another number of processes, with its own number of rows a step"
+
+
+@pytest.mark.parametrize(
+    ("words", "held"),
+    [
+        (["train.teacher=live"], True),
+        (["train.teacher=states"], False),
+        (["train.teacher=stored", "train.top_k=8"], False),
+        (["train.teacher=states", "train.on_policy={share: 0.6, refresh_every: 10, rows: 8, max_new_tokens: 8}"], True),
+    ],
+)
+def test_a_target_is_held_while_training_only_where_it_is_asked(
+    words: list[str], held: bool, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed / "target", tmp_path / "target")
+    targets: list[Any] = []
+
+    def loading(*asked: Any) -> Loaded:
+        targets.append((found := load(*asked)).model)
+        return found
+
+    monkeypatch.setattr("draftsmith.train.run.load", loading)
+    assert main(["train", str(write_run(tmp_path)), *words, "train.epochs=1"]) == 0
+    (target,) = targets
+    assert {one.is_meta for one in blocks(target)[1].parameters()} == {not held}
+    assert not target.get_output_embeddings().weight.is_meta
 
 
 def test_dropout_does_not_break_an_exact_resume(tmp_path: Path) -> None:

@@ -9,26 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.recipes import runs
-from runs import WORDS, draftsmith, launched, write_run
-
-
-def chats(place: Path) -> Path:
-    """A recipe over 40 chats of two turns, one of which is long."""
-    recipe = write_run(place)
-    lines = []
-    for one in range(40):
-        talk = [
-            {"role": "user", "content": f"{WORDS[one % 20]} {one}"}, {"role": "assistant", "content": WORDS[(one * 7) % 20]},
-            {"role": "user", "content": "more"}, {"role": "assistant", "content": WORDS[(one * 3) % 20] * (12 if one == 5 else 1)},
-        ]  # fmt: skip
-        lines.append(json.dumps({"messages": talk}) + "\n")
-    (place / "chats.jsonl").write_text("".join(lines))
-    return recipe
-
-
-def options(place: Path, *more: str) -> list[str]:
-    words = [f"data.prompts={place / 'chats.jsonl'}", "data.format=messages", "data.words=others", "data.max_length=64"]
-    return [*words, "train.epochs=2", "data.held_out=0.2", *more]
+from runs import chats, draftsmith, launched, options, write_run
 
 
 def weights(run: Path) -> bytes:
@@ -88,6 +69,10 @@ def test_a_row_is_shown_with_its_mask(tmp_path: Path) -> None:
         (["data.format=messages"], "words says whose chats"),
         (["data.stream=8"], "go together"),
         (["data.stream=8", "train.steps=9"], "it needs data.format messages"),
+        (
+            ["data.stream=8", "train.steps=9", "data.format=messages", "data.words=target", "data.workers=2"],
+            "leave data.workers out",
+        ),
         (["data.pack=8"], "do not fit sequences"),
         (
             ["data.stream=8", "train.steps=9", "data.format=messages", "data.words=target", "train.teacher=stored"],

@@ -82,11 +82,12 @@ def test_a_process_holds_its_parts_and_while_loading_one_block_more(several: Ran
     rest = sum(one.numel() for one in model.parameters()) - sum(each)
     assert sum(held[0] for held, _ in ended.told) == sum(each), "all parts together are all blocks, each number once"
     for held, same in ended.told:
-        parts, outer, _most, reading, ends, noted = held
+        parts, outer, _most, reading, ends, noted, kept = held
         assert parts < 0.4 * sum(each)
         assert outer == rest
         assert rest + max(each) <= reading <= parts + rest + max(each)
         assert ends == [2, 9], "the first process alone has read them"
+        assert kept == [0, 0]
         assert not noted, "it would grow with each forward"
         assert {*same} == {"llama", "gemma2", "qwen3_moe", "gpt2", "llama again"}  # in bfloat16
         assert all(same.values()), same

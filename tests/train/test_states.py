@@ -32,6 +32,21 @@ def test_it_says_what_the_live_target_says_in_any_batch(tmp_path: Path) -> None:
     assert stored.hidden(collate([([5, 6], 2)])).shape == (0, 32)
 
 
+def test_it_needs_no_target_once_all_is_kept(tmp_path: Path) -> None:
+    live = LiveTeacher(tiny())
+    stored, batch = StoredTeacher(live, tmp_path / "teacher", ROWS, "r", Accelerator(cpu=True)), collate(ROWS[:3])
+    before = stored.hidden(batch)
+    live.let_go()
+    assert [name for name, one in live.target.named_parameters() if not one.is_meta] == [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ]
+    assert torch.equal(stored.hidden(batch), before)
+    with pytest.raises(RuntimeError, match="rows that were not kept"):
+        stored.hidden(collate([([1, 2, 3, 4], 2)]))
+
+
 def test_it_is_made_once_and_interrupted_making_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live, accelerator = LiveTeacher(tiny()), Accelerator(cpu=True)
     StoredTeacher(live, tmp_path / "one", ROWS, "r", accelerator)

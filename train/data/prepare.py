@@ -14,7 +14,7 @@ from draftsmith.distill.rollout import Answer, Answerer, answer, answer_served, 
 from draftsmith.distill.served.at_once import Unanswered
 from draftsmith.distill.served.target import ServedTarget
 from draftsmith.recipes import Prompt
-from draftsmith.recipes.files import append_lines, room_for, write_whole
+from draftsmith.recipes.files import append_lines, appended, room_for, write_whole
 from draftsmith.recipes.progress import Progress
 from draftsmith.recipes.prompts import read_jsonl
 from draftsmith.recipes.schema import Data, Server
@@ -163,19 +163,13 @@ def _answer_batch(batch: list[Prompt], answerer: Answerer) -> tuple[list[Row], s
 
 def _resume(partial: Path, about: Row) -> dict[str, list[Row]]:
     """What was answered already: {prompt id: rows}; starts the file with the manifest where there is none."""
-    if not partial.is_file():
-        append_lines(partial, [json.dumps(about)])
-        return {}
-    raw = partial.read_bytes()
-    complete = raw[: raw.rfind(b"\n") + 1]  # a kill can leave a last line without its end
-    lines = [json.loads(line) for line in complete.splitlines()]
-    if lines and lines[0] != about:
-        changed = ", ".join(sorted(key for key in about if lines[0].get(key) != about[key]))
-        raise ValueError(f"{partial} holds answers made with another {changed}; remove it, or set them back, to go on")
-    if len(complete) < len(raw):
-        write_whole(partial, complete.decode())
+    lines = [json.loads(line) for line in appended(partial)]
     if not lines:
         append_lines(partial, [json.dumps(about)])
+        return {}
+    if lines[0] != about:
+        changed = ", ".join(sorted(key for key in about if lines[0].get(key) != about[key]))
+        raise ValueError(f"{partial} holds answers made with another {changed}; remove it, or set them back, to go on")
     done: dict[str, list[Row]] = {}
     for line in lines[1:]:
         _sort_in(done, line["rows"])

@@ -19,7 +19,7 @@ from draftsmith.distill.teacher import LiveTeacher
 from draftsmith.recipes import Recipe
 from draftsmith.specdec.models import load_model, real_ids
 from draftsmith.specdec.places import revision
-from draftsmith.train.rows import ordered
+from draftsmith.train.rows import ANSWERS, ordered
 
 SAMPLE = 2048  # held-out tokens that are judged: a quantisation moves a token's acceptance little, so the difference needs few
 WHOLE_LAWS = Asked({})
@@ -91,7 +91,7 @@ def interval(changes: list[tuple[float, int]]) -> tuple[float, float]:
 
 
 def _held_out(recipe: Recipe, target: Any, tokenizer: Any) -> list[Example]:
-    data, made = recipe.data, recipe.folder / "answers.jsonl"
+    data, made = recipe.data, recipe.folder / ANSWERS
     if data.format == "prompts" and not data.answer_files and not made.is_file():
         raise FileNotFoundError(f"{made}, the answers that the draft was trained on, is not there")
     rows, _ = ordered(recipe, target, tokenizer, revision(recipe.target.model), recipe.train.batch_size)
