@@ -21,7 +21,7 @@ from draftsmith.distill.teacher import LiveTeacher
 from draftsmith.distill.warm.trunk import Seen, watch
 from draftsmith.specdec.drafters.early_exit import exit_model
 from draftsmith.specdec.drafters.exit_costs import memory_bound_speed_up, share_of_a_step
-from draftsmith.specdec.drafters.exit_files import write_exits
+from draftsmith.specdec.drafters.exit_files import sample, write_exits
 from draftsmith.specdec.drafters.exit_heads import AdapterExit, BlockExit, ExitSettings, LoraExit, make_head
 from draftsmith.specdec.drafters.trimmed import check_ids, write_ids
 
@@ -86,6 +86,7 @@ class DistillExits:
         for name in losses:
             loss_named(name)
         head = LiveTeacher(target, real).head  # freezes the target, and refuses one that it cannot follow
+        self._sample = sample(target)  # here, where all processes are, for a target that is sharded
         given = [1.0] * len(exits) if weights is None else list(weights)
         if len(given) != len(exits) or min(given) <= 0:
             raise ValueError(f"{len(exits)} exits need as many weights above 0, found {given}")
@@ -179,7 +180,7 @@ class DistillExits:
         about = {} if self.origin is None else {"target": self.origin.target, "revision": self.origin.revision}
         told = {int(name): figures for name, figures in self.figures.items()}
         pairs = list(zip(self.exits.asked, self.exits.by_layer().values(), strict=True))
-        write_exits(folder, self.exits.target, pairs, self.default(), told, settings, about)
+        write_exits(folder, self.exits.target, pairs, self.default(), told, settings, about, self._sample)
 
 
 def _as_it_is(logits: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.early_exit import DistillExits
 from draftsmith.distill.making.lora import made_where_they_stay
-from draftsmith.distill.memory import Live, Memory, nbytes, without_numbers
+from draftsmith.distill.memory import Live, Memory, in_parts, nbytes, without_numbers
 from draftsmith.specdec.drafters.exit_heads import ExitSettings
 
 
 def predict_exits(
     target: PretrainedConfig, exits: Sequence[ExitSettings], rows: int, length: int, scored: int, asked: Asked, *,
     dtype: torch.dtype = torch.float32, support: int = 0, accumulate: int = 1, bf16: bool = False, device: str = "cpu",
+    shards: int = 1,
 ) -> Memory:  # fmt: skip
     """`memory.predict` for the heads of `exits`: `draft` are these, and `teacher` is the one forward of the target that they all read."""
     try:
@@ -29,7 +30,7 @@ def predict_exits(
             warnings.filterwarnings(
                 "ignore", "Accessing the data pointer of FakeTensor"
             )  # a copy of a module asks, and is told there is none
-            return _dry_run(target, exits, (rows, length, scored), asked, dtype, support, accumulate, bf16, device)
+            return _dry_run(target, exits, (rows, length, scored), asked, dtype, support, accumulate, bf16, device, shards)
     except RuntimeError as error:
         raise ValueError(
             f"what exits of a {target.model_type} take cannot be predicted, for it does not run on tensors without numbers: "
@@ -39,7 +40,7 @@ def predict_exits(
 
 def _dry_run(
     target: PretrainedConfig, exits: Sequence[ExitSettings], size: tuple[int, int, int], asked: Asked, dtype: torch.dtype,
-    support: int, accumulate: int, bf16: bool, device: str,
+    support: int, accumulate: int, bf16: bool, device: str, shards: int,
 ) -> Memory:  # fmt: skip
     with _Shapes(), torch.device(device), Live() as live:
         model = without_numbers(target, dtype).eval().requires_grad_(False)
@@ -62,11 +63,12 @@ def _dry_run(
         def mark(name: str, held: int) -> None:
             """Bytes of the part that ends here: what it `held`, over what lived when it began."""
             nonlocal highest
-            parts[name], highest = held - at["begin"], max(highest, live.peak)
+            parts[name], highest = held - at["begin"], max(highest, live.peak, held)
             at["begin"] = live.peak = live.now
 
         live.peak = live.now
-        heads.register_forward_pre_hook(lambda *_: mark("teacher", live.peak))
+        spared, gathered = in_parts(model, shards)
+        heads.register_forward_pre_hook(lambda *_: mark("teacher", live.peak + gathered))
         heads.register_forward_hook(lambda *_: mark("activations", live.now))
         loss = objective.loss(batch)
         mark("logits", live.peak)
@@ -75,7 +77,7 @@ def _dry_run(
         sizes = [nbytes([one]) for one in parameters]
         update = live.now + (2 * max(sizes) if device == "cpu" else sum(sizes))
         highest = max(highest, live.peak, update)
-    return Memory(nbytes(model.parameters()), sum(sizes), sum(sizes), nbytes(moments), **parts, total=highest)
+    return Memory(nbytes(model.parameters()) - spared, sum(sizes), sum(sizes), nbytes(moments), **parts, total=highest - spared)
 
 
 class _Shapes(FakeTensorMode):

@@ -25,6 +25,7 @@ from draftsmith.distill.head import Head, last_hidden
 from draftsmith.distill.making.drafts import CutDraft, in_float32, recomputed
 from draftsmith.distill.making.lora import made_where_they_stay, with_lora
 from draftsmith.distill.signal import Dense
+from draftsmith.specdec.models import blocks
 
 # Whether rows are packed is seen in numbers only. Without any, transformers makes a mask to be safe, and repeats keys and values for it.
 # An attention of which it knows no mask gets none, as rows that are padded on the right have none.
@@ -49,19 +50,19 @@ class Memory(NamedTuple):
 def predict(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, rows: int, length: int, scored: int, asked: Asked, *,
     dtype: torch.dtype = torch.float32, support: int = 0, listens: bool = True, accumulate: int = 1, bf16: bool = False,
-    device: str = "cpu", recompute: bool = False, lora: Mapping[str, Any] | None = None,
+    device: str = "cpu", recompute: bool = False, lora: Mapping[str, Any] | None = None, shards: int = 1,
 ) -> Memory:  # fmt: skip
     """A micro-batch of `rows` x `length` tokens, `scored` of them, for a draft of some of the target's layers, or one with a config.
 
     `support`: over how many ids the losses go (0: all). `listens`: the teacher is the live target. `accumulate`: micro-batches a
     step. `bf16`: trained under autocast. `recompute`: with gradient checkpointing. `lora`: settings of `with_lora`, where a draft with a
-    config is trained through adapters.
+    config is trained through adapters. `shards`: parts that the target's blocks are in, of which this process has one.
     Within a few per cent of what tensors take on a CPU (docs/objectives.md has resident memory). No architecture is known here, and
     no weight read or made; ValueError where a forward asks for numbers.
     """
     try:
         return _dry_run(
-            target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, recompute, lora
+            target, draft, (rows, length, scored), asked, dtype, support, listens, accumulate, bf16, device, recompute, lora, shards
         )
     except RuntimeError as error:
         raise ValueError(
@@ -72,7 +73,7 @@ def predict(
 def _dry_run(
     target: PretrainedConfig, draft: list[int] | PretrainedConfig, size: tuple[int, int, int], asked: Asked,
     dtype: torch.dtype, support: int, listens: bool, accumulate: int, bf16: bool, device: str, recompute: bool,
-    lora: Mapping[str, Any] | None,
+    lora: Mapping[str, Any] | None, shards: int,
 ) -> Memory:  # fmt: skip
     rows, length, scored = size
     with FakeTensorMode(), torch.device(device), Live() as live:
@@ -90,7 +91,9 @@ def _dry_run(
         weights, before, live.peak = nbytes(step.draft.parameters()), live.now, live.now
         with torch.no_grad():
             said = last_hidden(model, batch)[where] if listens else torch.zeros(scored, step.width, dtype=dtype)
-        teacher, now, live.peak, highest = live.peak - before, live.now, live.now, live.peak
+        spared, gathered = in_parts(model, shards)
+        highest = live.peak + gathered * listens
+        teacher, now, live.peak = highest - before, live.now, live.now
         hidden = step.forward(batch, where)
         activations, highest, live.peak, now = live.now - now, max(highest, live.peak), live.now, live.now
         total = step.loss(hidden, Dense(said, Head(model)))
@@ -102,8 +105,9 @@ def _dry_run(
         update = live.now + (2 * max(sizes) if device == "cpu" else sum(sizes))
         highest = max(highest, live.peak, update)
     return Memory(
-        nbytes(model.parameters()), weights, sum(sizes), nbytes(moments), teacher if listens else 0, activations, logits, highest
-    )
+        nbytes(model.parameters()) - spared, weights, sum(sizes), nbytes(moments), teacher if listens else 0, activations, logits,
+        highest - spared,
+    )  # fmt: skip
 
 
 class Live(TorchDispatchMode):
@@ -193,6 +197,13 @@ def without_numbers(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedM
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(UNMASKED)
     return model
+
+
+def in_parts(target: PreTrainedModel, shards: int) -> tuple[int, int]:
+    """Bytes that a process is spared where the target's blocks are in so many parts, and that are put together while it reads: the block
+    in work, and the next one on its way."""
+    sizes = [nbytes(one.parameters()) for one in blocks(target)[1]] if shards > 1 else [0]
+    return sum(sizes) - sum(sizes) // shards, 2 * max(sizes)
 
 
 def nbytes(tensors: Any) -> int:

@@ -53,6 +53,9 @@ class LiveTeacher:
         """Give back the memory of the target's blocks, where all that it will be asked was kept. Its embedding, norm and head stay, for the
         draft and the losses read them; another forward is refused."""
         for block in blocks(self.target)[1]:
+            for one in block.parameters():
+                if hasattr(one, "to_local"):  # of a target in parts, to whose memory torch holds on by another name
+                    one.to_local().untyped_storage().resize_(0)
             block.to("meta")
         self._listens = False
 

@@ -16,8 +16,9 @@ class Closed(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
-        # pydantic would take true for 1; no key of a recipe is a boolean. `precision: false` is what old YAML makes of `no`.
-        if isinstance(value, bool) and not (value is False and info.field_name == "precision"):
+        # pydantic would take true for 1. `precision: false` is what old YAML makes of `no`.
+        wanted = info.field_name and cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not wanted and not (value is False and info.field_name == "precision"):
             raise ValueError("a number or a text is needed")
         return value
 

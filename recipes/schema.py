@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from draftsmith.recipes.data_settings import Data
 from draftsmith.recipes.draft_kinds import CheckpointDraft, Draft, Exit, ExitsDraft, LayersDraft, Lora, WidthDraft
@@ -26,6 +26,10 @@ class Target(Closed):
 
     model: str = Field(description="hub id, folder, .gguf file, or package:NAME/FILE")
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    shard: StrictBool = Field(
+        False,
+        description="in training its blocks are spread over the processes, for a target that does not fit one device (docs/cluster.md)",
+    )
 
 
 class Server(Closed):

@@ -34,12 +34,16 @@ def load(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str
     `name`: a hub id, a folder, a `.gguf` file (dequantised once into a cached folder), or `package:NAME/FILE`, a file
     inside an installed package, which is found without importing it. Code from a checkpoint is never run.
     """
-    tokenizer = load_tokenizer(name)
+    return Loaded(load_model(name, dtype, device), with_ends(load_tokenizer(name), name))
+
+
+def with_ends(tokenizer: Any, name: str | Path) -> Any:
+    """A tokenizer that has an EOS, with pad set; ValueError for one that has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{name}: the tokenizer names no EOS, so no answer could end; set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from ids, so pad may be eos
-    return Loaded(load_model(name, dtype, device), tokenizer)
+    return tokenizer
 
 
 def load_model(name: str | Path, dtype: str | torch.dtype = torch.float32, device: str | torch.device = "cpu") -> PreTrainedModel:

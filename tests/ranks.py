@@ -109,6 +109,22 @@ def target(recipe: str) -> list[list[float]]:
         return gather_object([[float(one.detach().double().sum()) for one in model.parameters()]])
 
 
+def killed_in_a_forward(which: str, *words: str) -> None:
+    """`train`, where the last process is killed before its forward number `which` of the target."""
+    from draftsmith.distill.teacher import LiveTeacher
+
+    inner, calls = LiveTeacher.hidden, []
+
+    def hidden(self: LiveTeacher, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == int(which) and int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(self, batch)
+
+    LiveTeacher.hidden = hidden  # type: ignore[method-assign]
+    train(*words)
+
+
 def numbers(case: str) -> dict[str, Any]:
     """The steps of a case of `steps`."""
     from steps import taught
@@ -116,7 +132,53 @@ def numbers(case: str) -> dict[str, Any]:
     return taught(case)
 
 
-JOBS = {one.__name__: one for one in (train, ended_at, target, numbers)}
+def parts() -> list[Any]:
+    """Of each process: numbers of a target's blocks and of the rest of it that it holds once the target is in parts, the most that it held
+    while it loaded and while it read, its generation settings, what is noted down of forwards, and what is left when it was let go of; and for some families whether the
+    parts say what the whole says."""
+    import torch
+    from accelerate.utils import gather_object
+
+    from draftsmith.distill import LiveTeacher
+    from draftsmith.specdec.models import blocks
+    from draftsmith.train import sharded
+    from draftsmith.train.launch import launched
+    from tiny import tiny
+
+    ids, same, counts, reading = torch.tensor([[3, 7, 11, 5, 2]]), {}, [], []
+    shard, inner = sharded.fully_shard, sharded._in_parts
+
+    def local(module: Any) -> int:
+        every = [one.to_local() if hasattr(one, "to_local") else one for one in module.parameters()]
+        return sum(one.numel() for one in every if not one.is_meta)
+
+    with launched("no") as accelerator, torch.no_grad():
+        for name in ("llama", "gemma2", "qwen3_moe", "gpt2", "llama"):  # buffers in the body, experts, another name for the blocks
+            whole = tiny(name).to(torch.bfloat16 if name in same else torch.float32)
+            whole.generation_config.eos_token_id = [2, 9]
+            wanted, made = whole(input_ids=ids).logits, []
+            sharded.fully_shard = lambda module, made=made, **how: counts.append(local(made[0])) or shard(module, **how)
+            sharded._in_parts = lambda model, *how, made=made: made.append(model) or inner(model, *how)
+            there = sharded.spread(whole if accelerator.is_main_process else None, accelerator)
+            for block in blocks(there)[1]:
+                block.register_forward_pre_hook(lambda *_, there=there: reading.append(local(there)))
+            same[f"{name} again" if name in same else name] = all(
+                torch.equal(there(input_ids=ids).logits, wanted) for _ in range(2)
+            )
+            if len(same) == 1:
+                stack = local(blocks(there)[1])
+                noted = len(there.model._get_fsdp_state()._comm_ctx.post_forward_order)
+                LiveTeacher(there).let_go()
+                groups = [block._get_fsdp_state()._fsdp_param_group.fsdp_params for block in blocks(there)[1]]
+                kept = [
+                    local(blocks(there)[1]),
+                    sum(one._sharded_param_data.untyped_storage().nbytes() for some in groups for one in some),
+                ]
+                held = [stack, local(there), max(counts), max(reading), there.generation_config.eos_token_id, noted, kept]
+        return gather_object([[held, same]])
+
+
+JOBS = {one.__name__: one for one in (train, ended_at, target, numbers, parts, killed_in_a_forward)}
 
 
 def _serve() -> None:

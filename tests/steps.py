@@ -13,6 +13,7 @@ from draftsmith.train.data.plan import micro_batches
 from draftsmith.train.engines import engine, gathered, prepared, size
 from draftsmith.train.launch import launched
 from draftsmith.train.loop import evaluate, train
+from draftsmith.train.sharded import held, spread
 from tiny import tiny
 
 # 1, 9, 2, 6 and 14 scored tokens: a mean of means is far off.
@@ -22,7 +23,7 @@ STEPS: list[list[Any]] = [ROWS, ROWS[:1], [NOTHING, NOTHING], ROWS[3:], ROWS[::-
 # The same rows in fewer sequences, of which a process may have one more than the other, or the only one.
 PACKED: list[list[Any]] = [[ROWS[:2], ROWS[2:4], ROWS[4:]], [ROWS[:1]], [[NOTHING, NOTHING]], [ROWS[3:]], [ROWS[3:], ROWS[:3]]]
 CASES: dict[str, dict[str, Any]] = {
-    "fp32": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"}, "packed": {},
+    "fp32": {}, "sharded": {}, "bf16": {"precision": "bf16"}, "recomputed": {"gradient_checkpointing": "blocks"}, "packed": {},
     "bf16 recomputed": {"precision": "bf16", "gradient_checkpointing": "blocks"},
 }  # fmt: skip
 
@@ -33,7 +34,9 @@ def taught(case: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     records: list[Any] = []
     with launched(settings.precision) as accelerator:
-        target = tiny()
+        target: Any = tiny()
+        if case == "sharded":
+            target = spread(target if accelerator.is_main_process else None, accelerator)
         objective: Any = DistillDraft(CutDraft(target, [1]), target)
         layers: list[torch.dtype] = []
         objective.draft.body.layers[0].mlp.register_forward_hook(lambda module, args, out: layers.append(out.dtype))
@@ -61,12 +64,12 @@ def taught(case: str) -> dict[str, Any]:
             accelerator=accelerator, after=records.append,
         )  # fmt: skip
         every = list(objective.trainable.parameters())
-        held = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in every)
-        parts = held < sum(map(size, every))
+        here = sum((one.to_local() if hasattr(one, "to_local") else one).numel() for one in every)
+        parts = here < sum(map(size, every))
         held_out = evaluate(objective, [collate([row]) for row in ROWS], accelerator)
         whole = gathered(objective.trainable, accelerator) or accelerator.unwrap_model(objective.trainable).state_dict()
         return {
-            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "parts": parts, "held_out": held_out,
+            "engine": engine(accelerator), "processes": world, "layers": sorted(map(str, {*layers})), "calls": len(calls), "parts": parts, "target": held(target), "held_out": held_out,
             "weights": {name: float(one.double().norm()) for name, one in whole.items()}, "dtypes": sorted({str(one.dtype) for one in whole.values()}),
             "steps": [{"loss": one.loss, "norm": one.grad_norm, "scored": one.scored} for one in records],
         }  # fmt: skip

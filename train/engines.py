@@ -22,6 +22,17 @@ SHARDED = ("fsdp2", "zero3")  # a process holds a part of each weight
 ZERO = ("zero2", "zero3")
 ENGINES = ("single", "ddp", "fsdp2", "zero2", "zero3")
 LAUNCHED = {"fsdp2": "FSDP2", "zero2": "DeepSpeed ZeRO-2", "zero3": "DeepSpeed ZeRO-3"}
+NAMES = {"single": "one process", "ddp": "DDP"} | LAUNCHED
+
+
+def _answered(recipe: Recipe) -> bool:
+    """Whether the rows are there, or come from elsewhere than the target at hand."""
+    there = recipe.data.format == "messages" or recipe.data.answer_files or recipe.server is not None
+    return bool(there) or (recipe.folder / "answers.jsonl").is_file()
+
+
+def _copies_blocks(recipe: Recipe) -> bool:
+    return isinstance(recipe.draft, ExitsDraft) and any(one.head != "adapter" for one in recipe.draft.exits)
 
 
 class Limit(NamedTuple):
@@ -36,6 +47,19 @@ class Limit(NamedTuple):
 
 WHOLE = "Launch with ddp.yaml or zero2.yaml"
 LIMITS = (
+    Limit(
+        "target.shard without answers", ENGINES, lambda recipe: recipe.target.shard and not _answered(recipe),
+        "each token of an answer would send all of the target's weights from process to process",
+        "Have them first: name files of answers (data.answers) or a server (server), or run draftsmith prepare where the target fits",
+    ),
+    Limit(
+        "target.shard with exits of head block or lora", ENGINES, lambda recipe: recipe.target.shard and _copies_blocks(recipe),
+        "such heads are copies of the target's own blocks, of which each process holds a part", "Take head adapter, or a target that fits whole",
+    ),
+    Limit(
+        "target.shard", ("single",), lambda recipe: recipe.target.shard, "there is nobody to share it with",
+        "Launch several processes (docs/launch.md), or set target.shard=false",
+    ),
     Limit(
         "draft.kind: width or checkpoint", SHARDED, lambda recipe: isinstance(recipe.draft, WidthDraft | CheckpointDraft),
         "the losses read such a draft's own head outside of its forward, where a process holds a part of it", f"{WHOLE}, or take draft.kind: layers",
@@ -76,7 +100,7 @@ def check_engine(recipe: Recipe, accelerator: Accelerator) -> None:
     name = engine(accelerator)
     for one in LIMITS:
         if name in one.engines and one.asked(recipe):
-            raise ValueError(f"{one.what} asked with {LAUNCHED[name]}: {one.why}. {one.instead}")
+            raise ValueError(f"{one.what} asked with {NAMES[name]}: {one.why}. {one.instead}")
 
 
 def table() -> list[str]:
@@ -186,9 +210,10 @@ def bare(module: Any, accelerator: Accelerator) -> nn.Module:
 
 
 def shares(batches: list[Any], accelerator: Accelerator) -> Iterable[tuple[Any, bool]]:
-    """This process's batches, and whether each counts: all processes run as many, where a forward is a talk between them."""
+    """This process's batches, and whether each counts: all processes run as many, for a forward of sharded weights, the draft's or the
+    target's, is a talk between them; where none are, who has fewer would wait for the others anyway."""
     rank, world = accelerator.process_index, accelerator.num_processes
     mine = [(one, True) for one in batches[rank::world]]
-    if engine(accelerator) in SHARDED and batches:
+    if batches:
         mine += [(batches[0], False)] * (-(-len(batches) // world) - len(mine))
     return mine

@@ -108,7 +108,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillExits, rows: Rows, accel
         return predict_exits(
             exits.target.config, exits.asked, train.batch_size, length, scored, objective.asked, dtype=exits.target.dtype,
             support=0 if objective.support is None else len(objective.support), accumulate=train.accumulate, bf16=train.precision == "bf16",
-            device=accelerator.device.type,
+            device=accelerator.device.type, shards=accelerator.num_processes if recipe.target.shard else 1,
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"

@@ -30,13 +30,17 @@ from draftsmith.train.launch import launched
 from draftsmith.train.loop import train
 from draftsmith.train.on_policy import mixed
 from draftsmith.train.record import Log
+from draftsmith.train.sharded import load_sharded
 from draftsmith.train.taught import seen_by, taught_by_recipe
 from draftsmith.train.trackers import check_trackers, track, tracked
 from draftsmith.train.watch import Watch
 
 LEARNED = ("seed", "target", "data", "draft", "train")  # what the weights hang on; eval and export may change between calls
-# of train: no weight hangs on these
-FREE = {"on_damage", "processes", "skip_bad_steps", "lost_after", "trackers", "gradient_checkpointing"}
+# no weight hangs on these
+FREE = {
+    "train": {"on_damage", "processes", "skip_bad_steps", "lost_after", "trackers", "gradient_checkpointing"},
+    "target": {"shard"},
+}
 
 
 def same_run(recipe: Recipe) -> None:
@@ -53,7 +57,8 @@ def same_run(recipe: Recipe) -> None:
         )
     now = yaml.safe_load(recipe.dump())
     for one in (before, now):
-        one["train"] = {key: value for key, value in one.get("train", {}).items() if key not in FREE}
+        for section, free in FREE.items():
+            one[section] = {key: value for key, value in one.get(section, {}).items() if key not in free}
     if changed := [key for key in LEARNED if before.get(key) != now[key]]:
         raise ValueError(
             f"{recipe.folder} holds a run with another {', '.join(changed)} (see {written}). "
@@ -87,7 +92,11 @@ def _train(recipe: Recipe, accelerator: Accelerator, signals: Signals) -> None:
     checkpoint.sound(folder, settings.on_damage, accelerator)
     check_trainer(folder, accelerator)
     torch.manual_seed(recipe.seed)
-    target, tokenizer = load(recipe.target.model, recipe.target.dtype, accelerator.device)
+    asked = recipe.target
+    if asked.shard:
+        target, tokenizer = load_sharded(asked.model, asked.dtype, accelerator)
+    else:
+        target, tokenizer = load(asked.model, asked.dtype, accelerator.device)
     if isinstance(named := getattr(recipe.draft, "layers", None), list):
         check_layers(target, named)
     exits.check_exits(recipe, target)

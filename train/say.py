@@ -13,6 +13,7 @@ from draftsmith.train import exits
 from draftsmith.train.choice import Choice
 from draftsmith.train.data.plan import Order
 from draftsmith.train.record import banner, environment, reach
+from draftsmith.train.sharded import held
 from draftsmith.train.start import what_a_step_takes
 from draftsmith.train.taught import Seen, Taught
 
@@ -30,6 +31,11 @@ def begins(recipe: Recipe, seen: Seen, taught: Taught, done: int, name: str, acc
         print(far)
     expected = (exits.what_a_step_takes if told else what_a_step_takes)(recipe, objective, seen.rows, accelerator)
     print(expected if isinstance(expected, str) else f"memory: {expected.total / 1e6:.0f} MB of tensors expected")
+    if recipe.target.shard:
+        mine, every = held(taught.draft.target)
+        print(
+            f"the target is in parts: {mine / 1e6:.0f} of its {every / 1e6:.0f} MB are on each of {accelerator.num_processes} processes"
+        )
     if taught.said:
         print(f"the draft says {taught.said}")
 

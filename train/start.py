@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from draftsmith.distill import Batch, CutDraft, DistillDraft, WholeDraft
@@ -35,9 +36,10 @@ def make(
         settings["layers"] = json.loads(written.read_text(encoding="utf-8"))["layers"]
     batches = in_batches(rows.train, accelerator.device)
     say: Any = print if accelerator.is_main_process else lambda line: None
+    agree: Any = (lambda found: broadcast_object_list([found])[0]) if recipe.target.shard else lambda found: found
     made = make_draft(
         recipe.draft.kind, target, teacher, tokenizer=tokenizer, real=real_ids(target, tokenizer), batches=batches, held_out=held_out, say=say,
-        **settings,
+        agree=agree, **settings,
     )  # fmt: skip
     if made.tried and accelerator.is_main_process:
         write_whole(written, json.dumps({"layers": made.layers, "tried": [one._asdict() for one in made.tried]}, indent=1) + "\n")
@@ -117,7 +119,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
         return predict(
             draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
             bf16=train.precision == "bf16", device=accelerator.device.type, recompute=train.gradient_checkpointing == "blocks",
-            lora=lora.model_dump() if lora is not None else None,
+            lora=lora.model_dump() if lora is not None else None, shards=accelerator.num_processes if recipe.target.shard else 1,
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from accelerate import Accelerator
@@ -71,10 +72,11 @@ def taught_by_recipe(recipe: Recipe, target: Any, tokenizer: Any, name: str, see
         )
     live = LiveTeacher(target, real_ids(target, tokenizer))
     states = with_states(recipe, live, rows, name, accelerator)
-    with accelerator.main_process_first():  # the first of them writes which layers were chosen, the others read it
+    # The first of them writes which layers were chosen, the others read it; or all ask a sharded target together.
+    with nullcontext() if recipe.target.shard else accelerator.main_process_first():
         draft = make(recipe, target, states, tokenizer, rows, seen.held_out, accelerator).draft
     needs = _with_room(recipe, bytes_on_disk(draft))
-    teacher = taught_by(recipe, states, rows, only, name, tokenizer, accelerator)
+    teacher = taught_by(recipe, live, states, rows, only, name, tokenizer, accelerator)
     objective = DistillDraft(
         draft, teacher, settings.loss, settings.chunk, only, Origin(recipe.target.model, name, tokenizer), settings.temperature,
         said.ids if said else None,

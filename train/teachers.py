@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from accelerate import Accelerator
@@ -12,6 +13,7 @@ from draftsmith.distill.teacher import HiddenTeacher, Teacher
 from draftsmith.recipes import Recipe
 from draftsmith.train.data.plan import Rows
 from draftsmith.train.data.prepare import served_revision, served_target
+from draftsmith.train.sharded import in_step
 from draftsmith.train.stored.listened import ListenedTeacher, ask_live
 from draftsmith.train.stored.states import StoredTeacher
 from draftsmith.train.stored.store import Ask, about_store, write_store
@@ -28,6 +30,7 @@ def with_states(recipe: Recipe, live: LiveTeacher, rows: Rows, revision: str, ac
 
 def taught_by(
     recipe: Recipe,
+    live: LiveTeacher,
     states: HiddenTeacher,
     rows: Rows,
     support: Tensor | None,
@@ -41,7 +44,7 @@ def taught_by(
         return states
     ask: Ask
     if server is None:
-        ask = ask_live(states, train.top_k, train.temperature, support)
+        ask = ask_live(live, train.top_k, train.temperature, support)
     else:
         served, revision = served_target(server), served_revision(server.model, server.revision)
         served.check(tokenizer, train.top_k)
@@ -51,5 +54,6 @@ def taught_by(
 
     name, dtype = (recipe.target.model, recipe.target.dtype) if server is None else (server.model, "as served")
     about = about_store(name, revision, tokenizer, dtype, states.rows, train.top_k, train.temperature, support)
-    write_store(folder, rows.train, ask, about, accelerator)
+    together = in_step(live.target, accelerator) if server is None else nullcontext()
+    write_store(folder, rows.train, ask, about, accelerator, together=together)
     return ListenedTeacher(folder, about, rows.train, support, live=states)

@@ -51,7 +51,8 @@ def cut(target: PreTrainedModel, layers: list[int], tied: bool = True) -> PreTra
         if key.startswith(prefix):
             number, _, rest = key[len(prefix) :].partition(".")
             if number in places:
-                state[f"{prefix}{places[number]}.{rest}"] = value
+                # Of a sharded target all processes cut the same layers together: what they hold of one is put together on each.
+                state[f"{prefix}{places[number]}.{rest}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
         else:
             state[key] = value
     draft.load_state_dict(state, strict=True)
@@ -119,7 +120,7 @@ def _built(layer: nn.Module) -> dict[str, Any]:
     """A layer beside its weights: the class and the plain values of each module in it, but for the layer's own number."""
     found: dict[str, Any] = {}
     for name, module in layer.named_modules():
-        found[f"{name or 'the layer'} (class)"] = type(module).__name__
+        found[f"{name or 'the layer'} (class)"] = type(module).__name__.removeprefix("FSDP")  # torch's word for one that is sharded
         for what, value in vars(module).items():
             if not what.startswith("_") and what not in _FREE and isinstance(value, bool | int | float | str | None):
                 found[f"{name}.{what}".lstrip(".")] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,15 +80,21 @@ def named_layers(total: int, spec: str) -> list[int]:
     return NAMED[name](total, n)
 
 
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
 def choose_layers(
     target: PreTrainedModel, teacher: HiddenTeacher, spec: list[int] | str, batches: Iterable[Batch] = (), held_out: Iterable[Batch] = (), *,
     tokens: int = TOKENS, steps: int = 0, learning_rate: float = 1e-3, say: Callable[[str], None] = print,
+    agree: Callable[[Any], Any] = _as_it_is,
 ) -> Choice:  # fmt: skip
     """The layers that `spec` means: a list, a name for `named_layers`, or `auto:4`.
 
     `auto` tries first, spread, ends and the layers of most influence. Each is cut and given the closed-form map
     (`ridge`) from `tokens` scored tokens of `batches`, then `steps` of AdamW; the highest acceptance on `held_out` wins.
-    The cost is said before, the table after.
+    The cost is said before, the table after. Processes that ask a sharded target together must cut the same layers, whatever their last
+    bits say: `agree` gives each what the first one has found.
     """
     if not isinstance(spec, str):
         check_layers(target, spec)
@@ -106,19 +112,19 @@ def choose_layers(
         f"layers {spec}: {len(NAMED) + 1} candidates of {n} of {total} layers, {_scored(batches)} tokens and {_scored(held_out)} held out; "
         f"as long as the target takes to read them about {_readings(target, teacher, n, batches, held_out, steps):.1f} times"
     )
-    most = sorted(sorted(range(total), key=influence(target, batches).__getitem__)[-n:])
+    most = agree(sorted(sorted(range(total), key=influence(target, batches).__getitem__)[-n:]))
     candidates: dict[tuple[int, ...], str] = {}
     for called, layers in {**{one: of(total, n) for one, of in NAMED.items()}, "influence": most}.items():
         same = candidates.get(tuple(layers))
         candidates[tuple(layers)] = called if same is None else f"{same} = {called}"
-    heard, table = _Heard(teacher), []
+    heard, table = _Heard(teacher), list[Tried]()
     for places, called in candidates.items():
         clock = time.perf_counter()
         draft = CutDraft(target, list(places), real=teacher.rows)
         fit = ridge(draft, heard, batches, held_out)
         reached = _trained(draft, heard, batches, held_out, steps, learning_rate) if steps else fit.acceptance
         table.append(Tried(called, list(places), fit.before, reached, time.perf_counter() - clock))
-    table.sort(key=lambda tried: -tried.acceptance)  # stable: of equals the earlier name
+    table = agree(sorted(table, key=lambda tried: -tried.acceptance))  # stable: of equals the earlier name
     for row in shown(table):
         say(row)
     return Choice(table[0].layers, table)

@@ -27,7 +27,8 @@ class Made(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What a draft is made among: its target and teacher, `real` ids, rows to calibrate on and to judge by, and where to talk."""
+    """What a draft is made among: its target and teacher, `real` ids, rows to calibrate on and to judge by, where to talk, and how
+    processes come to `agree`."""
 
     target: PreTrainedModel
     teacher: HiddenTeacher
@@ -36,17 +37,20 @@ class Around(NamedTuple):
     batches: list[Batch]
     held_out: list[Batch]
     say: Callable[[str], None]
+    agree: Callable[[Any], Any]
 
 
 def make_draft(
     kind: str, target: PreTrainedModel, teacher: HiddenTeacher, *, tokenizer: Any = None, real: int | None = None,
-    batches: Iterable[Batch] = (), held_out: Iterable[Batch] = (), say: Callable[[str], None] = print, **settings: Any,
+    batches: Iterable[Batch] = (), held_out: Iterable[Batch] = (), say: Callable[[str], None] = print,
+    agree: Callable[[Any], Any] = lambda found: found, **settings: Any,
 ) -> Made:  # fmt: skip
     """A draft of `kind`: `layers`, `width` or `checkpoint`, with the settings of that kind's function below.
 
-    `real` is how many ids the target can say (`specdec.models.real_ids`). Only `auto` layers and `width` read the batches.
+    `real` is how many ids the target can say (`specdec.models.real_ids`). Only `auto` layers and `width` read the batches. For `agree` see
+    `choose_layers`.
     """
-    around = Around(target, teacher, tokenizer, real, up_to(batches, TOKENS), list(held_out), say)
+    around = Around(target, teacher, tokenizer, real, up_to(batches, TOKENS), list(held_out), say, agree)
     return pick(KINDS, kind, "draft.kind")(around, **settings)
 
 
@@ -101,4 +105,6 @@ KINDS: dict[str, Callable[..., Made]] = {"layers": from_layers, "width": from_wi
 
 
 def _choice(around: Around, layers: list[int] | str, steps: int) -> Any:
-    return choose_layers(around.target, around.teacher, layers, around.batches, around.held_out, steps=steps, say=around.say)
+    return choose_layers(
+        around.target, around.teacher, layers, around.batches, around.held_out, steps=steps, say=around.say, agree=around.agree
+    )

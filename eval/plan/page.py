@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 WIDE = 140  # a pipe has no width of its own
+PRECISIONS = ("fp32", "bf16")
+TEACHERS = {"live": "live target", "sharded": "sharded", "stored": "stored"}
 
 
 def show(found: dict[str, Any], console: Console | None = None) -> None:
@@ -126,13 +128,14 @@ def _training(found: dict[str, Any]) -> Table | None:
     asked, has = found["asked"], found["serving"]["has"] - found["serving"]["system"]
     table = _table(
         f"Training it: GB a process, micro-batches of {asked['tokens']} tokens, {asked['processes']} processes where there are several (! does not fit)",
-        "scheme", "fp32, live target", "fp32, stored", "bf16, live target", "bf16, stored",
+        "scheme", *(f"{precision}, {says}" for precision in PRECISIONS for says in TEACHERS.values()),
     )  # fmt: skip
-    schemes: dict[str, list[str]] = {}
+    cells: dict[str, dict[tuple[str, str], str]] = {}
     for one in found["training"]:
-        schemes.setdefault(one["scheme"], []).append(f"{one['total'] / 1e9:.1f}" + ("" if one["total"] <= has else " !"))
-    for scheme, cells in schemes.items():
-        table.add_row(scheme, *cells)
+        cell = f"{one['total'] / 1e9:.1f}" + ("" if one["total"] <= has else " !")
+        cells.setdefault(one["scheme"], {})[one["precision"], one["teacher"]] = cell
+    for scheme, row in cells.items():
+        table.add_row(scheme, *(row.get((precision, teacher), "-") for precision in PRECISIONS for teacher in TEACHERS))
     return table
 
 

@@ -18,7 +18,7 @@ class Held(NamedTuple):
 
     scheme: str
     precision: str
-    teacher: str  # live: the whole target reads along; stored: what it said is on disk
+    teacher: str  # live: the whole target reads along; sharded: the same, its blocks in parts; stored: what it said is on disk
     target: float
     states: float  # weights that are trained, their gradients, moments, and copies that a scheme makes of them
     activations: float
@@ -32,14 +32,16 @@ class Held(NamedTuple):
 def training(pair: Pair, processes: int, tokens: int) -> list[Held]:
     """For each scheme, a micro-batch of `tokens` tokens a process; AdamW; empty where there is nothing to train.
 
-    The frozen target is whole on every process. Stored, its embedding and head are what must stay of it.
+    The frozen target is whole on every process; sharded, its embedding and head are, and two blocks at a time. Stored, its embedding and
+    head are what must stay of it.
     """
     size, draft = pair.target, pair.draft
     if not draft.trained or draft.size is None:
         return []
     frozen = draft.trained < draft.size.layers  # an exit's trunk: nothing of it is kept for a backward
     largest = 0 if frozen else max(one.dense + one.experts for one in draft.size.blocks)
-    found, stays = [], pair.dtype.bytes(size.embedding + size.head, 0)
+    found, outer = [], size.parameters - size.layers
+    gathered = 2 * max(one.dense + one.experts for one in size.blocks)
     for scheme, held in SCHEMES.items():
         for half in (False, True):
             stream, products = (0 if frozen else sum(one.kept[at] for one in draft.size.blocks) for at in (0, 1))
@@ -48,11 +50,19 @@ def training(pair: Pair, processes: int, tokens: int) -> list[Held]:
             logits = CHUNK * COPIES * FP32 * max(size.vocabulary, draft.size.vocabulary)
             number = 1 if scheme == "one process" else processes
             states = held(draft.trained, largest, number, half)
-            for teacher in ("live", "stored"):
-                whole = pair.dtype.bytes(size.parameters - size.layers, size.layers) if teacher == "live" else stays
-                passing = tokens * max(sum(one.kept) for one in size.blocks) * pair.dtype.cached if teacher == "live" else 0
+            targets = {
+                "live": (outer, size.layers),
+                "sharded": (outer, size.layers / number),
+                "stored": (size.embedding + size.head, 0),
+            }
+            for teacher, parts in targets.items():
+                if teacher == "sharded" and number == 1:
+                    continue
+                passing = 0 if teacher == "stored" else tokens * max(sum(one.kept) for one in size.blocks) * pair.dtype.cached
+                passing += pair.dtype.bytes(0, gathered) if teacher == "sharded" else 0
                 # The teacher's forward is over before the draft's begins.
-                found.append(Held(scheme, "bf16" if half else "fp32", teacher, whole, states, max(kept, passing), logits))
+                held_target = pair.dtype.bytes(*parts)
+                found.append(Held(scheme, "bf16" if half else "fp32", teacher, held_target, states, max(kept, passing), logits))
     return found
 
 

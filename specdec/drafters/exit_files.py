@@ -23,16 +23,17 @@ OF_EACH = 8  # numbers of each of the target's weights
 
 def write_exits(
     folder: Path, target: PreTrainedModel, exits: Sequence[tuple[ExitSettings, ExitHead]], default: int, told: Mapping[int, Any] = {},
-    settings: Mapping[str, Any] = {}, about: Mapping[str, Any] = {},
+    settings: Mapping[str, Any] = {}, about: Mapping[str, Any] = {}, sampled: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write heads.safetensors and drafter.json into `folder`; no weight of the target but a sample, to know it again.
+    """Write heads.safetensors and drafter.json into `folder`; no weight of the target but a sample, to know it again (`sampled`, where
+    one process writes that has the target in part).
 
     `default` is the layer that is taken where none is named, `told` are figures by layer to be written beside each exit,
     `settings` go to the drafter as they are, and `about` says more of where it all comes from.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {f"{asked.layer}.{name}": one for asked, head in exits for name, one in head.state_dict().items()}
-    state[SAMPLE] = sample(target)
+    state[SAMPLE] = sample(target) if sampled is None else sampled
     # One key: safetensors writes several in an order that changes from one process to the next.
     save_file({name: one.detach().cpu().contiguous() for name, one in state.items()}, folder / FILE, metadata={"format": "pt"})
     each = [{**asdict(asked), **({"held_out": told[asked.layer]} if asked.layer in told else {})} for asked, _ in exits]
@@ -68,10 +69,11 @@ def read_exit(folder: Path, exits: list[dict[str, Any]], layer: int, target: Pre
 
 
 def sample(target: PreTrainedModel) -> Tensor:
-    """A few numbers of each of the target's weights, in their order: float32 [n]."""
+    """A few numbers of each of the target's weights, in their order: float32 [n]. Of a sharded target all processes take it together."""
     some = []
     for _, one in sorted(target.named_parameters()):
-        flat = one.detach().reshape(-1)
+        whole: Any = one.detach()
+        flat = (whole.full_tensor() if hasattr(whole, "full_tensor") else whole).reshape(-1)
         some.append(flat[places(len(flat)).to(flat.device)].float().cpu())
     return torch.cat(some)
 

@@ -113,3 +113,12 @@ def test_beside_the_target_a_drafter_holds_its_heads_and_a_call_leaves_nothing(k
             else:
                 assert live.now - before < 1000, "of the call, no cache and no state stays"
             del drafter
+
+
+def test_of_a_target_in_parts_a_process_holds_its_part_and_two_blocks_while_it_reads() -> None:
+    asked: Any = (FAMILIES["llama"](), [KINDS["adapter"]], 2, 16, 8, ASKED)
+    whole, parts = predict_exits(*asked), predict_exits(*asked, shards=2)
+    sizes = [sum(one.numel() for one in block.parameters()) * 4 for block in tiny().model.layers]
+    assert whole.target - parts.target == sum(sizes) // 2
+    assert parts.teacher - whole.teacher == 2 * max(sizes)
+    assert whole.total - parts.total == sum(sizes) // 2 - 2 * max(sizes)  # the target's forward is the height of both

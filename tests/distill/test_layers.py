@@ -130,3 +130,21 @@ def test_rows_that_only_pad_the_targets_head_are_no_outcome() -> None:
         target, LiveTeacher(target, real=61), "auto:2", [collate(rows(4))], [collate(rows(4, 1))], steps=1, say=lambda line: None
     )
     assert 0 < choice.table[0].acceptance <= 1
+
+
+def test_processes_that_try_together_cut_what_the_first_one_found() -> None:
+    target, said, asked = tiny(num_hidden_layers=6), list[str](), list[object]()
+
+    def first(found: list[object]) -> list[object]:
+        """What another process says of the layers of most influence, and of which set is best."""
+        asked.append(found)
+        return [1, 4] if len(asked) == 1 else found[::-1]
+
+    choice = choose_layers(
+        target, LiveTeacher(target), "auto:2", [collate(rows(4))], [collate(rows(4, 1))], say=said.append, agree=first
+    )
+    tried = {one.name: one.layers for one in choice.table}
+    assert tried["influence"] == [1, 4]
+    assert choice.table == asked[1][::-1]  # type: ignore[index]
+    assert choice.layers == choice.table[0].layers
+    assert choice.table[0].acceptance < choice.table[-1].acceptance

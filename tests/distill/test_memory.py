@@ -53,6 +53,23 @@ def test_what_stays_is_counted_to_the_byte() -> None:
     assert (mixed.target, mixed.draft, mixed.gradients) == (found.target // 2, weights, weights), "what is trained is in float32"
 
 
+def test_of_a_target_in_parts_a_process_holds_its_part_and_two_blocks_while_it_reads() -> None:
+    asked: Any = {"draft": [0, 3], "rows": 2, "length": 64, "scored": 20, "asked": ASKED}
+    whole, parts, stored = (
+        predict(CONFIG, **asked),
+        predict(CONFIG, **asked, shards=4),
+        predict(CONFIG, **asked, shards=4, listens=False),
+    )
+    block = sum(one.numel() for one in AutoModelForCausalLM.from_config(CONFIG).model.layers[0].parameters()) * 4
+    assert whole.target - parts.target == whole.target - stored.target == 3 * block  # of four blocks a quarter each
+    assert parts.teacher - whole.teacher == 2 * block
+    assert parts[1:4] == whole[1:4]
+    assert stored.teacher == 0
+    assert whole.total - stored.total == 3 * block  # the losses are the height of it, not the target's forward
+    long: Any = asked | {"rows": 1, "length": 2, "scored": 1}  # where it is the target's forward
+    assert predict(CONFIG, **long).total - predict(CONFIG, **long, shards=4).total == 3 * block
+
+
 def test_blocks_that_are_made_again_keep_only_what_goes_into_them() -> None:
     asked: Any = {"rows": 2, "length": 64, "scored": 20, "asked": ASKED}
     kept, again = predict(CONFIG, [0, 3], **asked), predict(CONFIG, [0, 3], **asked, recompute=True)

@@ -33,10 +33,10 @@ def table() -> str:
     lines = [f"| target | draft | trained | teacher | {' | '.join(SCHEMES)} |", "|---|---|---|---|" + "---|" * len(SCHEMES)]
     for target, draft in PAIRS:
         found = plan(Asked(target, draft, "h200", processes=8, tokens=4096))
-        for teacher in ("live", "stored"):
+        for teacher in ("live", "sharded", "stored"):
             by_scheme = held(found, teacher)
             trained = f"{found['draft']['trained'] / 1e6:,.0f} M"
-            cells = " | ".join(f"{by_scheme[one]['total'] / 1e9:.1f}" for one in SCHEMES)
+            cells = " | ".join(f"{by_scheme[one]['total'] / 1e9:.1f}" if one in by_scheme else "-" for one in SCHEMES)
             lines.append(f"| {target} | {draft} | {trained} | {teacher} | {cells} |")
     return "\n".join(lines)
 

@@ -42,7 +42,7 @@ def test_the_sentence_and_the_tables(target: str) -> None:
         "Speed-up at acceptance 0.7",
         "for 1.5x",
         "ZeRO-3",
-        "bf16, stored",
+        "bf16, sharded",
     ):
         assert word in done.stdout, word
     assert "\x1b" not in done.stdout

@@ -98,8 +98,14 @@ def test_each_scheme_by_hand() -> None:
     for (scheme, precision), states in by_hand.items():
         for teacher in ("live", "stored"):
             assert found[scheme, precision, teacher].states == pytest.approx(states), (scheme, precision)
+        assert ((scheme, precision, "sharded") in found) == (scheme != "one process")
     assert found["DDP", "fp32", "live"].target == one.target.parameters * 2  # whole on every process, however many
     assert found["DDP", "fp32", "stored"].target == one.target.embedding * 2
+    size, sharded = one.target, found["DDP", "fp32", "sharded"]
+    assert sharded.target == ((size.parameters - size.layers) + size.layers / 4) * 2  # of each block a quarter, the rest whole
+    # A draft of one layer keeps less than the target's forward takes, with the two blocks of it that are whole at a time.
+    small, whole = (rows(pair("exit:2"))["DDP", "fp32", teacher] for teacher in ("sharded", "live"))
+    assert small.activations - whole.activations == 2 * block * 2
 
 
 def test_nothing_is_trained_of_a_lookup_and_little_of_an_exit() -> None:

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +25,9 @@ from draftsmith.recipes import load_recipe, runs
 from draftsmith.specdec import load
 from draftsmith.specdec.models import blocks
 from draftsmith.train import run
-from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, SHARDED, table
+from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, NAMES, SHARDED, table
 from draftsmith.train.launch import make_accelerator
-from ranks import HOSTILE, SEVERAL, Ranks, ranks
+from ranks import HOSTILE, SEVERAL, Ranks
 from runs import chats, options, told, weights, write_run
 from steps import CASES, ROWS
 from tiny import tiny
@@ -38,16 +37,10 @@ WORDS = ["train.epochs=2", "train.batch_size=2", "train.save_every=2", "train.ev
 
 
 @pytest.fixture(scope="module")
-def several() -> Iterator[Ranks]:
-    with ranks() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def alone(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The steps on one process, by case."""
     place = tmp_path_factory.mktemp("alone")
-    return {case: numbers(several, "single", case, place / case) for case in CASES}
+    return {case: numbers(several, "single", case, place / case) for case in CASES if case != "sharded"}
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +64,17 @@ def close(one: Any, other: Any, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("engine", SEVERAL)
+@pytest.mark.parametrize("target", ["fp32", "sharded"])
 def test_loss_norm_weights_and_held_out_figures_are_those_of_one_process(
-    engine: str, several: Ranks, alone: Any, tmp_path: Path
+    target: str, engine: str, several: Ranks, alone: Any, tmp_path: Path
 ) -> None:
-    found = numbers(several, engine, "fp32", tmp_path)
+    found = numbers(several, engine, target, tmp_path)
     assert (found["engine"], found["processes"]) == (engine, 2)
     assert found["layers"] == alone["fp32"]["layers"] == ["torch.float32"]
     assert found["parts"] == (engine in SHARDED)
+    mine, every = found["target"]
+    assert every == alone["fp32"]["target"][1]
+    assert (mine < 0.6 * every) == (target == "sharded")
     assert [one["scored"] for one in found["steps"]] == [32, 1, 0, 20, 32]
     for what in ("steps", "held_out"):
         assert close(found[what], alone["fp32"][what], 1e-5), what
@@ -224,9 +221,11 @@ def test_a_run_is_interrupted_and_goes_on_with_whole_drafts(engine: str, several
     assert f"2 processes on cpu, {LAUNCHED[engine]}, 1 threads each" in first.stdout[0]
     assert [one.name for one in runs.steps(found)] == ["step-2", "step-3"]
     # FSDP2's parts are read by any number of processes, DeepSpeed's by as many as wrote them.
-    again = several.run(engine, "train", tmp_path / "again", undisturbed, *words, processes=3 if engine == "fsdp2" else 2)
+    shard = f"target.shard={json.dumps(engine in SHARDED)}"  # may change between two calls
+    again = several.run(engine, "train", tmp_path / "again", undisturbed, *words, shard, processes=3 if engine == "fsdp2" else 2)
     assert not any(again.codes), "\n".join(again.stderr)
     assert "going on from step 3" in again.stdout[0]
+    assert ("the target is in parts: " in again.stdout[0]) == (engine in SHARDED)
     whole = undisturbed.parent / "runs" / "small"
     ours, theirs = weights(found), weights(whole)
     assert ours.keys() == theirs.keys()
@@ -258,6 +257,14 @@ def test_a_target_is_whole_on_every_process_whatever_the_launcher_said(undisturb
 
 
 REFUSED = {
+    "target.shard": ["target.shard=true", "data.format=messages", "data.words=target"],
+    "target.shard without answers": ["target.shard=true"],
+    "target.shard with exits of head block or lora": [
+        "target.shard=true",
+        "data.format=messages",
+        "data.words=target",
+        "draft={kind: exits, exits: [{layer: 1, rank: 4}, {layer: 2, head: block, rank: 4}]}",
+    ],
     "draft.kind: width or checkpoint": ["draft={kind: width, intermediate: 16}"],
     "draft.kind: exits": ["draft={kind: exits, exits: [{layer: 1, rank: 4}]}"],
     "train.on_policy": ["train.on_policy={share: 0.5}"],
@@ -282,11 +289,12 @@ def test_what_an_engine_cannot_do_is_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(run, "launched", lambda *_: contextlib.nullcontext(launch_of(name)))
     monkeypatch.setattr(run, "load", loads := Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(run, "load_sharded", loads)
     monkeypatch.setattr(run, "company", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run.checkpoint, "sound", lambda *_: None)
     recipe = load_recipe(write_run(tmp_path), REFUSED[limit.what])
     refused = name in limit.engines
-    said = re.escape(f"{limit.what} asked with {LAUNCHED[name]}: {limit.why}. {limit.instead}") if refused else None
+    said = re.escape(f"{limit.what} asked with {NAMES[name]}: {limit.why}. {limit.instead}") if refused else None
     with pytest.raises(ValueError if refused else InterruptedError, match=said):
         run.run_training(recipe)
     assert loads.called is not refused

@@ -18,6 +18,7 @@ from draftsmith.distill.batch import Example, Row, in_batches
 from draftsmith.distill.signal import Dense
 from draftsmith.recipes.files import room_for, whole_file
 from draftsmith.recipes.progress import Progress
+from draftsmith.train.sharded import asked_by_any, in_step
 from draftsmith.train.stored.shards import fingerprint, places, shards
 
 ROWS_A_SHARD = 16
@@ -36,6 +37,7 @@ class StoredTeacher:
         self._teacher = teacher
         self._where: dict[bytes, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
+        self._ask = asked_by_any(teacher.target, accelerator)
         width = teacher.head.linear.weight.shape[1]
         plan = shards(rows, ROWS_A_SHARD)
         tokens = sum(row.scored for shard in plan for row in shard)
@@ -44,25 +46,27 @@ class StoredTeacher:
             room_for(folder, missing * width * 4, folder)
         accelerator.wait_for_everyone()
         progress = Progress("listening to the target", len(plan), unit="shards", quiet=not accelerator.is_main_process)
-        for number, shard in enumerate(plan):
-            path = _path(folder, number)
-            about = f"{revision} {fingerprint(shard)}"
-            if number % accelerator.num_processes == accelerator.process_index:
-                self._make(path, about, shard)
-                progress.at(number + 1)
-            at = 0
-            for place in places(collate(shard)):
-                self._where[place.key] = (path, at, at + place.scored)
-                at += place.scored
+        with in_step(teacher.target, accelerator):
+            for number, shard in enumerate(plan):
+                path = _path(folder, number)
+                about = f"{revision} {fingerprint(shard)}"
+                if number % accelerator.num_processes == accelerator.process_index:
+                    self._make(path, about, shard)
+                    progress.at(number + 1)
+                at = 0
+                for place in places(collate(shard)):
+                    self._where[place.key] = (path, at, at + place.scored)
+                    at += place.scored
         accelerator.wait_for_everyone()
         progress.done(f"{tokens} tokens, {tokens * width * 4 / 1e6:.0f} MB in {folder}")
 
     def hidden(self, batch: Batch) -> Tensor:
-        """[N, H] as the live target would say it; a batch of rows that are not stored is asked live."""
+        """[N, H] as the live target would say it; a batch of rows that are not stored is asked live, and a sharded target by all
+        processes where one has such a batch."""
         device = batch.ids.device
         found = [self._where.get(place.key) for place in places(batch)]
         known = [one for one in found if one is not None]
-        if len(known) < len(found):
+        if self._ask(len(known) < len(found)):
             return self._teacher.hidden(batch)
         if not known:
             return torch.zeros(0, self.head.linear.weight.shape[1], dtype=self.head.linear.weight.dtype, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,12 @@ def about_store(
 
 
 def write_store(
-    folder: Path, rows: list[Example], ask: Ask, about: About, accelerator: Accelerator, rows_a_shard: int = ROWS_A_SHARD
-) -> None:
+    folder: Path, rows: list[Example], ask: Ask, about: About, accelerator: Accelerator, rows_a_shard: int = ROWS_A_SHARD,
+    together: AbstractContextManager[Any] = nullcontext(),
+) -> None:  # fmt: skip
     """Ask about every row that `folder` does not hold yet, and end with the same bytes however often this was interrupted.
 
-    Processes share the shards. A shard takes its name after its checksum stands beside it; the checksums end in the manifest.
+    Processes share the shards, `together` around the asking where they cannot ask alone. A shard takes its name after its checksum stands beside it; the checksums end in the manifest.
     """
     distinct = {place.key: row for row in rows for place in places(collate([row]))}
     plan = shards(list(distinct.values()), rows_a_shard)
@@ -71,13 +72,14 @@ def write_store(
         write_whole(folder / "manifest.json", _written(terms, None))
     accelerator.wait_for_everyone()
     progress = Progress("listening to the target", len(plan), unit="shards", quiet=not accelerator.is_main_process)
-    for number, (path, shard) in enumerate(zip(paths, plan, strict=True)):
-        if number % accelerator.num_processes == accelerator.process_index:
-            if path.is_file():
-                _check(path, _sum_beside(path) or sums.get(path.name))
-            else:
-                _make(path, shard, ask, about)
-            progress.at(number + 1)
+    with together:
+        for number, (path, shard) in enumerate(zip(paths, plan, strict=True)):
+            if number % accelerator.num_processes == accelerator.process_index:
+                if path.is_file():
+                    _check(path, _sum_beside(path) or sums.get(path.name))
+                else:
+                    _make(path, shard, ask, about)
+                progress.at(number + 1)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         write_whole(folder / "manifest.json", _written(terms, {path.name: _sum_beside(path) or sums[path.name] for path in paths}))
