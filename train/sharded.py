@@ -3,6 +3,7 @@ the others do. FSDP2 of torch does it, whatever engine has the draft."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,11 @@ def load_sharded(name: str, dtype: str, accelerator: Accelerator) -> Loaded:
     sent whole and cut there, so a device holds at most its parts and one block, beside what stays whole on each: embedding, norms and
     head, which losses and drafts use outside of the model's forward.
     """
+    if "ignored_params" not in inspect.signature(fully_shard).parameters:
+        raise RuntimeError(
+            f"target.shard asked with torch {torch.__version__}, whose FSDP2 cannot leave embedding and head whole. Take a newer torch (2.13 was "
+            "tried), or set target.shard=false"
+        )
     with accelerator.main_process_first():  # it may have to be fetched, or dequantised
         tokenizer = with_ends(load_tokenizer(name), name)
         config = AutoConfig.from_pretrained(resolve(name))

@@ -125,6 +125,12 @@ def test_a_quantised_target_is_refused_before_its_weights_are_read(tmp_path: Pat
         sharded.load_sharded(str(place), "fp32", Accelerator(cpu=True))
 
 
+def test_a_torch_that_cannot_leave_a_head_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded, "fully_shard", lambda module, *, mesh: module)
+    with pytest.raises(RuntimeError, match=r"target\.shard asked with torch .*, whose FSDP2 cannot"):
+        sharded.load_sharded("nothing here", "fp32", Accelerator(cpu=True))
+
+
 def test_a_checkpoint_that_has_more_than_its_config_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     model.register_buffer("scale", torch.ones(1))
