@@ -6,6 +6,7 @@ Run as a script it is that process. FSDP2 shards on a CPU by a patch of accelera
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -208,10 +209,10 @@ def _serve() -> None:
 def _started(asked: dict[str, Any], rank: int, port: int) -> int:
     if child := os.fork():
         return child
-    signal.alarm(200)
     os.chdir(asked["folder"])
     for number, name in ((1, f".stdout{rank}"), (2, f".stderr{rank}")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    faulthandler.dump_traceback_later(float(os.environ.get("RANKS_LIMIT", "200")), exit=True, file=2)  # one that hangs says where
     world = asked["world"]
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
