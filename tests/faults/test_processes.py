@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
 from draftsmith.recipes import runs
 from draftsmith.recipes.checksums import damage
-from draftsmith.train.launch import make_accelerator
 from runs import environment, inside, told, write_run
 
 WORDS = ["train.epochs=1", "train.processes=2", "train.batch_size=2"]
@@ -23,15 +19,6 @@ def test_a_launch_of_another_size_is_refused_before_anything_is_loaded(tmp_path:
     assert done.returncode == 2
     assert "train.processes=2 asked, 1 found" in done.stderr
     assert "accelerate launch --multi_gpu --num_processes 2" in done.stderr
-
-
-def test_sharding_that_would_silently_not_happen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    with pytest.raises(RuntimeError, match=r"FSDP asked for here would silently train unsharded\. Use --multi_gpu"):
-        make_accelerator("no")
 
 
 def test_the_launch_that_silently_runs_one_process_is_refused(tmp_path: Path) -> None:
