@@ -10,7 +10,7 @@ from draftsmith.eval import metrics
 from draftsmith.eval.chosen import chosen_elsewhere
 from draftsmith.eval.kept import Done, Kept, Part
 from draftsmith.eval.measurement import AGAIN, Measurement
-from draftsmith.eval.prediction.explained import explained, foretold, with_block
+from draftsmith.eval.prediction.explained import explained, forecast, foretold, with_block
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.eval_settings import Eval, Named
 
@@ -71,9 +71,11 @@ def _candidate(
     everything = figures()
     fixed = int(arm.k) if arm.k != "adaptive" else None
     said = explained(measured, fixed, about["kind"] == "model") if fixed is not None else None
-    if said is not None:
+    if said is not None and fixed is not None:
+        clocked = kept.clocks[part][0].costs[arm.name]
+        said["forecast"] = forecast(measured, fixed, about["kind"] == "model", clocked)
         said["over_measured"] = said["speed_up"] / everything["speed_up"]["value"]
-        said["r_by_tokens"] = [list(one) for one in kept.clocks[part][0].costs[arm.name].widths]
+        said["r_by_tokens"] = [list(one) for one in clocked.widths]
     notes = sorted({note for each in done for note in each.notes.get(arm.name, ())})
     return {
         "drafter": place, "k": arm.k, "all": everything, "kinds": {kind: figures(kind) for kind in dict.fromkeys(m.category for m in measured)},

@@ -24,8 +24,10 @@ DEFINITIONS = {
     "c": "a drafted token in plain steps (a plain step is one step of plain decoding: its call, and the loop around it)",
     "r": "the verifying call in plain steps, for the widths that came about; r(n) by tokens fed, clocked beforehand, is in report.json",
     "o": "what the loop adds to a round, in plain steps",
-    "predicted": "whole answers by S = tau / (k c + r + o) and the prefill: each half of the prompts by its own rounds and by the costs of the other "
-    "half, so that no clock predicts itself; teacher-forced: the same with the block length in the place of tau, at the costs of all. None for an adaptive k",
+    "forecast": "whole answers by S = tau / (k c + r + o) and the prefill: rounds and drafts as they came about, costs of a few rounds that were clocked "
+    "before any answer was written. None for an adaptive k",
+    "predicted": "the same at the costs of the answers, each half of the prompts at those of the other half: whether the model of a round leaves nothing out; "
+    "teacher-forced: the same with the block length in the place of tau, at the costs of all. None for an adaptive k",
     "break-even": "the acceptance, alike at all positions, at which rounds with drafts of the lengths that were had here yield as many tokens as "
     "the plain steps that they cost",
     "MBSU": "memory-bound speed-up, tau / (1 + d c_P): d drafted tokens a round, c_P the bytes of the draft that a step reads over the target's",
@@ -69,14 +71,28 @@ def kinds(part: dict[str, Any]) -> list[list[str]]:
 def predictions(part: dict[str, Any]) -> list[list[str]]:
     """What a round costs and what follows from it, beside what was measured."""
     table = [
-        ["drafter", "tau", "block length", "alpha", "c", "r", "o", "predicted", "teacher-forced", "speed-up", "break-even", "MBSU"]
+        [
+            "drafter",
+            "tau",
+            "block length",
+            "alpha",
+            "c",
+            "r",
+            "o",
+            "forecast",
+            "predicted",
+            "teacher-forced",
+            "speed-up",
+            "break-even",
+            "MBSU",
+        ]
     ]
     for name, one in part["candidates"].items():
         said, told, figures = one["predicted"] or {}, one["teacher_forced"] or {}, one["all"]
         table.append([
             name, interval(figures["tau"]) if figures.get("tau") else "-", _number(told.get("block_length")), _number(told.get("alpha")),
-            _number(said.get("c"), 3), _number(said.get("r")), _number(said.get("o"), 3), _number(said.get("speed_up")),
-            _number(told.get("speed_up")), _number(figures["speed_up"]["value"]), _number(said.get("break_even_alpha")), _number(figures.get("mbsu")),
+            _number(said.get("c"), 3), _number(said.get("r")), _number(said.get("o"), 3), _number(said.get("forecast")),
+            _number(said.get("speed_up")), _number(told.get("speed_up")), _number(figures["speed_up"]["value"]), _number(said.get("break_even_alpha")), _number(figures.get("mbsu")),
         ])  # fmt: skip
     return table
 

@@ -71,7 +71,7 @@ WORTH: dict[str, Cell] = {
 }  # fmt: skip
 COSTS: dict[str, Cell] = {
     "tau": ratio("all", "tau"), "block length": of("teacher_forced", "block_length"), "alpha": alpha, "c": of("predicted", "c", digits=3),
-    "r": of("predicted", "r"), "o": of("predicted", "o", digits=3), "predicted": of("predicted", "speed_up"),
+    "r": of("predicted", "r"), "o": of("predicted", "o", digits=3), "forecast": of("predicted", "forecast"), "predicted": of("predicted", "speed_up"),
     "teacher-forced": of("teacher_forced", "speed_up"), "measured": ratio("all", "speed_up"), "break-even": of("predicted", "break_even_alpha"),
     "MBSU": of("all", "mbsu"),
 }  # fmt: skip

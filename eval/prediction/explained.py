@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,23 @@ def explained(measured: Sequence[Measurement], k: int, drafts_all: bool) -> dict
         "speed_up": both.tokens / seconds / plain, "decoding": both.tau / taken(cost, drafted), "tau": both.tau, "drafted": drafted,
         "c": cost.c, "r": cost.r, "o": cost.o, "prefill": cost.prefill, "break_even_alpha": break_even(lengths, taken(cost, drafted)),
     }  # fmt: skip
+
+
+def forecast(measured: Sequence[Measurement], k: int, drafts_all: bool, clocked: Cost) -> float | None:
+    """The speed-up of whole answers by costs that were clocked on a few rounds before any of them, each call at r of the tokens it was fed. Of
+    these answers it knows how many rounds and drafts there were, and how long plain decoding read their prompts beside writing them."""
+    both = tally(measured, k, drafts_all)
+    if not (both.rounds and both.plain_rounds and clocked.widths):
+        return None
+    together: dict[tuple[str, int], list[Measurement]] = {}
+    for m in measured:
+        together.setdefault((m.unit, m.turn), []).append(m)
+    widths = [
+        1 + max(had) for rows in together.values() for had in zip_longest(*(m.drafted_lengths[1:] for m in rows), fillvalue=0)
+    ]
+    fed, r = zip(*clocked.widths, strict=True)
+    speed = both.tau / taken(clocked._replace(r=float(np.interp(widths, fed, r).mean())), both.asked / both.rounds)
+    return (both.plain_prefill + both.plain) / (both.plain_prefill * clocked.prefill + both.plain / speed)
 
 
 def taken(cost: Cost, drafted: float) -> float:

@@ -109,6 +109,7 @@ def test_predictions_are_of_fixed_blocks_and_laws_are_of_models(finished: Path) 
         assert said["over_measured"] == pytest.approx(said["speed_up"] / candidates[name]["all"]["speed_up"]["value"])
         assert said["tau"] == pytest.approx(candidates[name]["all"]["tau"]["value"])
         assert len(said["r_by_tokens"]) > 0
+        assert said["forecast"] > 0
     assert [n for n, _ in candidates["exit, k=1"]["predicted"]["r_by_tokens"]] == [2]
     assert candidates["ngram, k=3"]["teacher_forced"] is None
     whole, one, both = (candidates[name]["teacher_forced"] for name in ("whole", "exit, k=1", "both"))

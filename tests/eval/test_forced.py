@@ -11,7 +11,8 @@ from torch import Tensor
 
 from branches import every_path, target_law
 from draftsmith.eval.measurement import Measurement
-from draftsmith.eval.prediction.explained import break_even, explained, foretold, tally, with_block
+from draftsmith.eval.prediction.costs import Cost
+from draftsmith.eval.prediction.explained import break_even, explained, forecast, foretold, tally, with_block
 from draftsmith.eval.prediction.forced import Forced, forced, lawful
 from draftsmith.eval.prediction.predicted import rounds
 from draftsmith.specdec import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NgramDrafter, Sampling, generate, to_probs
@@ -175,6 +176,21 @@ def test_a_half_is_predicted_with_the_costs_of_the_other() -> None:
     assert swapped["speed_up"] == pytest.approx(plain / (2 * 0.6 + rounds_of_cheap + rounds_of_longer))
     assert explained([cheap], 3, drafts_all=True) is None  # no other half
     assert explained([cheap, measured([(0, 0)], prompt="y")], 3, drafts_all=True) is None
+
+
+def test_a_forecast_is_by_clocks_that_were_read_before() -> None:
+    clocked = Cost(c=0.5, r=9.0, o=0.1, prefill=1.5, widths=((1, 1.0), (2, 1.2), (4, 2.0)))
+    # Rounds fed 4, 4 and 3 tokens, 8 of them drafts, of plain steps of 0.1 s: 2.0, 2.0 and, between two that were clocked, 1.6.
+    alone = forecast([measured(SOME)], 3, True, clocked)
+    assert alone == pytest.approx((0.5 + 0.7) / (0.5 * 1.5 + 0.1 * (8 * 0.5 + 2.0 + 2.0 + 1.6 + 3 * 0.1)))
+    assert forecast([measured(SOME, draft=9.0, target=9.0)], 3, True, clocked) == alone, "no clock of these answers is in it"
+    # A batch is fed what its longest block needs, for as long as its longest row goes on.
+    rows = [measured(SOME, rows=2, group="g"), measured([(0, 0), (1, 0), (3, 3)], rows=2, prompt="y", group="g")]
+    both = forecast(rows, 3, False, clocked)
+    assert both is not None
+    taken = 3 * 3 * 0.5 + 2.0 + 2.0 + 1.6 + 3 * 0.1
+    assert both == pytest.approx((1.0 + 1.2) / (1.0 * 1.5 + 1.2 / 7 * taken))
+    assert forecast([measured(SOME)], 3, True, clocked._replace(widths=())) is None
 
 
 def test_break_even() -> None:
