@@ -3,10 +3,11 @@
 from draftsmith.distill.batch import Batch, collate
 from draftsmith.distill.draft import DistillDraft
 from draftsmith.distill.early_exit import DistillExits
+from draftsmith.distill.held import measured
 from draftsmith.distill.losses import DIVERGENCES, LOSSES, acceptance, loss_named
 from draftsmith.distill.making.cut import cut
 from draftsmith.distill.making.drafts import CutDraft, WholeDraft
-from draftsmith.distill.memory import Memory, measured, predict
+from draftsmith.distill.memory import Memory, predict
 from draftsmith.distill.objective import Loss, Objective
 from draftsmith.distill.signal import Dense, Signal
 from draftsmith.distill.teacher import LiveTeacher

@@ -14,8 +14,9 @@ from transformers import PretrainedConfig
 from draftsmith.distill.batch import Batch
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.early_exit import DistillExits
+from draftsmith.distill.held import Live, nbytes
 from draftsmith.distill.making.lora import made_where_they_stay
-from draftsmith.distill.memory import Live, Memory, in_parts, nbytes, without_numbers
+from draftsmith.distill.memory import Memory, in_parts, without_numbers
 from draftsmith.specdec.drafters.exit_heads import ExitSettings
 
 

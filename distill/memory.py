@@ -1,27 +1,22 @@
-"""What a training step will take: the step itself, run on tensors that have shapes and no numbers; and what a run took in the end."""
+"""What a training step will take: the step itself, run on tensors that have shapes and no numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import resource
-import sys
-import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftsmith.distill.chunked import Asked, judged, scored_loss
 from draftsmith.distill.draft import JUDGED
 from draftsmith.distill.head import Head, last_hidden
+from draftsmith.distill.held import Live, nbytes
 from draftsmith.distill.making.drafts import CutDraft, in_float32, recomputed
 from draftsmith.distill.making.lora import made_where_they_stay, with_lora
 from draftsmith.distill.signal import Dense
@@ -110,36 +105,6 @@ def _dry_run(
     )  # fmt: skip
 
 
-class Live(TorchDispatchMode):
-    """Bytes of the tensors made inside it that live `now`, the `peak` of that (set it back as you like), and the elements of the
-    `largest`. `known` tensors, made outside, count as nothing."""
-
-    def __init__(self, *known: Tensor) -> None:
-        super().__init__()
-        self.now = self.peak = self.largest = 0
-        self._alive: dict[int, int] = {}
-        for one in known:
-            self._alive[one.untyped_storage()._cdata] = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._made, out)
-        return out
-
-    def _made(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._alive:
-            return  # a view, or changed in place
-        size = storage.nbytes()
-        self._alive[storage._cdata] = size
-        weakref.finalize(storage, self._gone, storage._cdata)
-        self.now += size
-        self.peak, self.largest = max(self.peak, self.now), max(self.largest, size // tensor.element_size())
-
-    def _gone(self, key: int) -> None:
-        self.now -= self._alive.pop(key)
-
-
 class _Step:
     """What `DistillDraft` does with a batch, by the same functions, but for masks: an index says which positions are scored."""
 
@@ -204,21 +169,3 @@ def in_parts(target: PreTrainedModel, shards: int) -> tuple[int, int]:
     in work, and the next one on its way."""
     sizes = [nbytes(one.parameters()) for one in blocks(target)[1]] if shards > 1 else [0]
     return sum(sizes) - sum(sizes) // shards, 2 * max(sizes)
-
-
-def nbytes(tensors: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
-
-
-def resident() -> int:
-    """What this process holds in memory now, in bytes (where a system does not tell: what it held at most so far)."""
-    told = Path("/proc/self/statm")
-    return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else measured(device="cpu")
-
-
-def measured(before: int = 0, device: str | None = None) -> int:
-    """The most that was held so far, in bytes: on a GPU by torch's tensors there, else by this process beyond what was there `before`."""
-    if (device or ("cuda" if torch.cuda.is_available() else "cpu")) != "cpu":
-        return torch.cuda.max_memory_allocated()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return peak - before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftsmith.eval.reports import says_k
@@ -38,9 +38,14 @@ def verdict(part: dict[str, Any]) -> str:
     return f"use {named(part, name)}: {interval(speed)} times plain decoding."
 
 
-def verdict_at(where: str, said: str) -> str:
-    """A part's verdict behind the words for its setting."""
-    return f"{where}: {said[0].lower()}{said[1:]}"
+def leading(report: Mapping[str, Any], where: Callable[[dict[str, Any]], str]) -> list[str]:
+    """What a report says first: all of its advice; of several parts a verdict each behind words for `where` it holds, if each part has the
+    rest to say by itself."""
+    parts = report["parts"]
+    if len(parts) == 1 or not all(part.get("advice") for part in parts):
+        return list(report.get("advice") or ())
+    verdicts = [part["advice"][0] for part in parts]
+    return [f"{where(part)}: {said[0].lower()}{said[1:]}" for part, said in zip(parts, verdicts, strict=True)]
 
 
 def _elsewhere(part: dict[str, Any]) -> list[str]:

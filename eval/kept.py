@@ -13,6 +13,7 @@ from draftsmith.eval.measurement import Measurement, read_measurement
 from draftsmith.eval.prediction.costs import Clocks, cost_of
 from draftsmith.eval.prediction.forced import Forced
 from draftsmith.eval.prediction.predicted import Rounds
+from draftsmith.eval.prompts import digest
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, appended
 
@@ -78,10 +79,6 @@ class Kept:
 
 def fingerprint_of(identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def digest(prompts: Prompt | Sequence[Prompt]) -> str:
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
 def read_kept(path: Path, fingerprint: str) -> Kept:

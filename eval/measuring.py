@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from draftsmith.eval.bench import Answered, Bench, measure, refuse_unservable
-from draftsmith.eval.kept import Done, Kept, Part, Pieces, digest
+from draftsmith.eval.kept import Done, Kept, Part, Pieces
 from draftsmith.eval.measurement import AGAIN, Arm, Watched
 from draftsmith.eval.prediction.costs import Clocks, costs, enough
 from draftsmith.eval.prediction.forced import Forced, forced, lawful
+from draftsmith.eval.prompts import digest
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.progress import Progress, clock
 from draftsmith.specdec.drafters import ModelDrafter

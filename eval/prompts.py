@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from draftsmith.recipes import Prompt
 
@@ -19,9 +21,14 @@ def sample(prompts: list[Prompt], per_kind: int) -> list[Prompt]:
     return chosen
 
 
+def digest(prompts: Prompt | Sequence[Any]) -> str:
+    """A prompt, or several, by all that is said of it."""
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+
+
 def text_digest(prompt: Prompt) -> str:
     """What is asked, whatever it is called: two prompts of one digest are the same conversation, to the letter."""
-    return hashlib.sha256(json.dumps([prompt.history, prompt.turns]).encode()).hexdigest()[:16]
+    return digest([prompt.history, prompt.turns])
 
 
 def together(prompts: list[Prompt], batch: int) -> list[list[Prompt]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftsmith.eval.advice import interval, setting, verdict_at
+from draftsmith.eval.advice import interval, leading, setting
 
 DEFINITIONS = {
     "tokens/call": "tokens emitted per call of the target, the prefill and its own tokens included; plain decoding is 1",
@@ -70,23 +70,9 @@ def kinds(part: dict[str, Any]) -> list[list[str]]:
 
 def predictions(part: dict[str, Any]) -> list[list[str]]:
     """What a round costs and what follows from it, beside what was measured."""
-    table = [
-        [
-            "drafter",
-            "tau",
-            "block length",
-            "alpha",
-            "c",
-            "r",
-            "o",
-            "forecast",
-            "predicted",
-            "teacher-forced",
-            "speed-up",
-            "break-even",
-            "MBSU",
-        ]
-    ]
+    table = [[
+        "drafter", "tau", "block length", "alpha", "c", "r", "o", "forecast", "predicted", "teacher-forced", "speed-up", "break-even", "MBSU",
+    ]]  # fmt: skip
     for name, one in part["candidates"].items():
         said, told, figures = one["predicted"] or {}, one["teacher_forced"] or {}, one["all"]
         table.append([
@@ -126,19 +112,12 @@ def equal(figures: dict[str, Any]) -> str:
     return f"{figures['equal']}/{figures['compared']}{widest}"
 
 
-def verdicts(report: dict[str, Any]) -> list[str]:
-    """One sentence a part, where there are several and each has more to say."""
-    return [verdict_at(setting(part), part["advice"][0]) for part in report["parts"]]
-
-
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    several = len(report["parts"]) > 1
-    apart = several and all(part.get("advice") for part in report["parts"])
-    first = verdicts(report) if apart else report["advice"]
-    text = [f"# {report['name']}: what the drafts are worth\n", *(f"- {one}" for one in [*first, *report["guards"]]), ""]
+    first = [*leading(report, setting), *report["guards"]]
+    text = [f"# {report['name']}: what the drafts are worth\n", *(f"- {one}" for one in first), ""]
     for part in report["parts"]:
-        if several:
+        if len(report["parts"]) > 1:
             text += [f"## {setting(part)}\n", *(f"- {one}" for one in part.get("advice", ())), ""]
         text += [
             _table(rows(part)), "Tokens per call (and speed-up) by kind of text:\n", _table(kinds(part)),

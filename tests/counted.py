@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from draftsmith.distill import Batch
-from draftsmith.distill.memory import Live
+from draftsmith.distill.held import Live
 
 
 def step_twice(objective: Any, batch: Batch, live: Live) -> None:

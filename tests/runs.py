@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def chats(place: Path) -> Path:
 def options(place: Path, *more: str) -> list[str]:
     words = [f"data.prompts={place / 'chats.jsonl'}", "data.format=messages", "data.words=others", "data.max_length=64"]
     return [*words, "train.epochs=2", "data.held_out=0.2", *more]
+
+
+def with_answers(recipe: Path, name: str) -> Path:
+    """The folder of another run of that name, which has the answers of the recipe's own and no more."""
+    whole = recipe.parent / "runs"
+    (whole / name).mkdir()
+    for one in ("answers.jsonl", "answers.jsonl.json"):
+        shutil.copy(whole / "small" / one, whole / name / one)
+    return whole / name
 
 
 def weights(run: Path) -> dict[str, bytes]:

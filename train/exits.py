@@ -24,7 +24,7 @@ from draftsmith.specdec.drafters.exit_heads import ExitSettings, check_exit
 from draftsmith.specdec.models import real_ids
 from draftsmith.train.data.plan import Rows
 from draftsmith.train.loop import evaluate
-from draftsmith.train.start import first_rows, largest_batch
+from draftsmith.train.start import first_rows, largest_batch, target_parts
 
 
 def asked(draft: ExitsDraft) -> list[ExitSettings]:
@@ -108,7 +108,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillExits, rows: Rows, accel
         return predict_exits(
             exits.target.config, exits.asked, train.batch_size, length, scored, objective.asked, dtype=exits.target.dtype,
             support=0 if objective.support is None else len(objective.support), accumulate=train.accumulate, bf16=train.precision == "bf16",
-            device=accelerator.device.type, shards=accelerator.num_processes if recipe.target.shard else 1,
+            device=accelerator.device.type, shards=target_parts(recipe, accelerator),
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"

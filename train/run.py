@@ -11,9 +11,9 @@ import yaml
 from accelerate import Accelerator
 
 from draftsmith.distill import DistillExits
+from draftsmith.distill.held import measured, resident
 from draftsmith.distill.making.cut import check_layers
 from draftsmith.distill.making.drafts import in_float32, recomputed
-from draftsmith.distill.memory import measured, resident
 from draftsmith.recipes import Recipe, read_prompts, runs
 from draftsmith.recipes.files import writable, write_whole
 from draftsmith.recipes.paths import find

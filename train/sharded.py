@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from draftsmith.distill.memory import nbytes
+from draftsmith.distill.held import nbytes
 from draftsmith.specdec.models import Loaded, blocks, load_model, load_tokenizer, with_ends
 from draftsmith.specdec.places import quiet, resolve
 

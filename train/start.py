@@ -119,7 +119,7 @@ def what_a_step_takes(recipe: Recipe, objective: DistillDraft, rows: Rows, accel
         return predict(
             draft.target.config, own, train.batch_size, length, scored, objective.asked, dtype=draft.head.linear.weight.dtype, support=only, listens=train.teacher == "live", accumulate=train.accumulate,
             bf16=train.precision == "bf16", device=accelerator.device.type, recompute=train.gradient_checkpointing == "blocks",
-            lora=lora.model_dump() if lora is not None else None, shards=accelerator.num_processes if recipe.target.shard else 1,
+            lora=lora.model_dump() if lora is not None else None, shards=target_parts(recipe, accelerator),
         )  # fmt: skip
     except ValueError as error:
         return f"memory: {error}"
@@ -130,6 +130,11 @@ def largest_batch(recipe: Recipe, rows: Rows) -> tuple[int, int]:
     longest, answered = max(len(row.ids) for row in rows.train), max(row.scored for row in rows.train)
     pack = recipe.data.pack
     return pack or longest, recipe.train.batch_size * answered * max(1, pack // longest)
+
+
+def target_parts(recipe: Recipe, accelerator: Accelerator) -> int:
+    """In how many parts the processes hold the target's blocks."""
+    return accelerator.num_processes if recipe.target.shard else 1
 
 
 def bytes_on_disk(draft: CutDraft | WholeDraft) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftsmith.eval.advice import verdict_at
+from draftsmith.eval.advice import leading
 from draftsmith.eval.page import acceptance, atlas, speeds
 from draftsmith.eval.page.picture import Picture
 from draftsmith.eval.page.series import GLYPHS, Series, series, with_k
@@ -104,9 +104,7 @@ def legend(names: Sequence[tuple[Series, str]]) -> str:
 
 
 def _header(report: Mapping[str, Any]) -> str:
-    part, advice = report["parts"][0], list(report.get("advice") or ())
-    if len(report["parts"]) > 1 and all(one.get("advice") for one in report["parts"]):
-        advice = [verdict_at(where(one), one["advice"][0]) for one in report["parts"]]  # the rest is said beside each part's plots
+    part, advice = report["parts"][0], leading(report, where)
     name = fastest(part)
     said = [
         f'<header><p class="eyebrow">What the drafts of {escaped(found(report, "how", "target") or "this target")} are worth</p>'

@@ -46,11 +46,8 @@ class Tally(NamedTuple):
 
 def tally(measured: Sequence[Measurement], k: int, drafts_all: bool) -> Tally:
     """`drafts_all`: it drafts as many tokens as it is asked for, and takes so much longer; a lookup looks but once, whatever it finds."""
-    together: dict[tuple[str, int], list[Measurement]] = {}
-    for m in measured:
-        together.setdefault((m.unit, m.turn), []).append(m)
     rounds = plain_rounds = asked = 0
-    for rows in together.values():  # a batch goes on until its last row ends
+    for rows in _batches(measured):  # a batch goes on until its last row ends
         here = max(len(m.drafted_lengths) for m in rows) - 1
         rounds += here
         plain_rounds += max(m.baseline_tokens for m in rows) - 1
@@ -65,6 +62,14 @@ def tally(measured: Sequence[Measurement], k: int, drafts_all: bool) -> Tally:
         sum(m.seconds for m in measured) - prefill - draft - target, prefill, plain_prefill,
         sum(m.baseline_seconds for m in measured) - plain_prefill,
     )  # fmt: skip
+
+
+def _batches(measured: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The rows that were decoded together."""
+    together: dict[tuple[str, int], list[Measurement]] = {}
+    for m in measured:
+        together.setdefault((m.unit, m.turn), []).append(m)
+    return list(together.values())
 
 
 def explained(measured: Sequence[Measurement], k: int, drafts_all: bool) -> dict[str, Any] | None:
@@ -95,12 +100,8 @@ def forecast(measured: Sequence[Measurement], k: int, drafts_all: bool, clocked:
     both = tally(measured, k, drafts_all)
     if not (both.rounds and both.plain_rounds and clocked.widths):
         return None
-    together: dict[tuple[str, int], list[Measurement]] = {}
-    for m in measured:
-        together.setdefault((m.unit, m.turn), []).append(m)
-    widths = [
-        1 + max(had) for rows in together.values() for had in zip_longest(*(m.drafted_lengths[1:] for m in rows), fillvalue=0)
-    ]
+    drafted = [zip_longest(*(m.drafted_lengths[1:] for m in rows), fillvalue=0) for rows in _batches(measured)]
+    widths = [1 + max(round_) for rounds in drafted for round_ in rounds]
     fed, r = zip(*clocked.widths, strict=True)
     speed = both.tau / taken(clocked._replace(r=float(np.interp(widths, fed, r).mean())), both.asked / both.rounds)
     return (both.plain_prefill + both.plain) / (both.plain_prefill * clocked.prefill + both.plain / speed)

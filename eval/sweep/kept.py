@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftsmith.eval.kept import digest
 from draftsmith.eval.measurement import Measurement, read_measurement
 from draftsmith.eval.prediction.costs import Cost, cost_of
 from draftsmith.eval.prediction.predicted import Answer
+from draftsmith.eval.prompts import digest
 from draftsmith.recipes import Prompt
 from draftsmith.recipes.files import append_lines, appended, write_whole
 

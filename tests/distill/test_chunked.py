@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Pre
 from draftsmith.distill import LOSSES, Batch, CutDraft, Dense, DistillDraft, collate
 from draftsmith.distill.chunked import Asked, columns, judged, scored_loss
 from draftsmith.distill.head import Head, check_head
+from draftsmith.distill.held import Live
 from draftsmith.distill.losses import OF_DATA, loss_named
-from draftsmith.distill.memory import Live
 from tiny import FAMILIES, noisy, tiny
 
 NAMES = [*LOSSES, "jsd:0.1", "lk_lambda:10", "hass:3"]

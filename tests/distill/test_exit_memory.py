@@ -13,7 +13,8 @@ from counted import step_twice
 from draftsmith.distill import DistillExits, collate
 from draftsmith.distill.chunked import Asked
 from draftsmith.distill.exit_memory import predict_exits
-from draftsmith.distill.memory import Live, Memory
+from draftsmith.distill.held import Live
+from draftsmith.distill.memory import Memory
 from draftsmith.specdec import EarlyExitDrafter, generate, load_drafter
 from draftsmith.specdec.drafters.exit_costs import added_bytes, copied_bytes
 from draftsmith.specdec.drafters.exit_files import write_exits

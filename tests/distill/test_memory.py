@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from counted import step_twice
 from draftsmith.distill import CutDraft, DistillDraft, LiveTeacher, collate, memory
 from draftsmith.distill.chunked import Asked
+from draftsmith.distill.held import Live
 from draftsmith.distill.making.lora import with_lora
-from draftsmith.distill.memory import Live, predict
+from draftsmith.distill.memory import predict
 from tiny import FAMILIES, tiny
 
 CONFIG = LlamaConfig(
@@ -162,7 +163,7 @@ def test_what_cannot_be_predicted_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_process_took_is_its_peak_beyond_what_it_held() -> None:
     """In a process of its own: a peak never falls, and here other tests have had theirs."""
     code = (
-        "import torch; from draftsmith.distill.memory import measured, resident\n"
+        "import torch; from draftsmith.distill.held import measured, resident\n"
         "before = resident(); one = torch.ones(25_000_000); del one; print(measured(before, 'cpu'))"
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from draftsmith.train import run
 from draftsmith.train.engines import ENGINES, LAUNCHED, LIMITS, NAMES, SHARDED, table
 from draftsmith.train.launch import make_accelerator
 from ranks import HOSTILE, SEVERAL, Ranks
-from runs import chats, options, told, weights, write_run
+from runs import chats, options, told, weights, with_answers, write_run
 from steps import CASES, ROWS
 from tiny import tiny
 
@@ -204,18 +203,9 @@ def undisturbed(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return recipe
 
 
-def prepared(recipe: Path, name: str) -> Path:
-    """The folder of a run that has its answers and no more."""
-    whole = recipe.parent / "runs"
-    (whole / name).mkdir()
-    for one in ("answers.jsonl", "answers.jsonl.json"):
-        shutil.copy(whole / "small" / one, whole / name / one)
-    return whole / name
-
-
 @pytest.mark.parametrize("engine", [one for one in SEVERAL if one != "ddp"])
 def test_a_run_is_interrupted_and_goes_on_with_whole_drafts(engine: str, several: Ranks, undisturbed: Path, tmp_path: Path) -> None:
-    found, words = prepared(undisturbed, engine), [*WORDS, f"name={engine}"]
+    found, words = with_answers(undisturbed, engine), [*WORDS, f"name={engine}"]
     first = several.run(engine, "ended_at", tmp_path / "first", 3, undisturbed, *words)
     assert first.codes == [75, 75], "\n".join(first.stderr)
     assert f"2 processes on cpu, {LAUNCHED[engine]}, 1 threads each" in first.stdout[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +15,7 @@ from draftsmith.specdec.models import blocks
 from draftsmith.train import run, sharded
 from draftsmith.train.engines import LIMITS
 from ranks import Ranks
-from runs import told, write_run
+from runs import told, with_answers, write_run
 from tiny import tiny, tiny_folder
 
 WORDS = ["train.epochs=1", "train.batch_size=3", "train.save_every=2", "train.evaluate_every=2"]
@@ -32,18 +31,9 @@ def recipe(several: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def made(recipe: Path, name: str) -> Path:
-    """The folder of a run of that name, which has its answers."""
-    whole = recipe.parent / "runs"
-    (whole / name).mkdir()
-    for one in ("answers.jsonl", "answers.jsonl.json"):
-        shutil.copy(whole / "small" / one, whole / name / one)
-    return whole / name
-
-
 def trained(several: Ranks, recipe: Path, name: str, *words: str) -> Path:
     """The folder of a run of two processes."""
-    folder = made(recipe, name)
+    folder = with_answers(recipe, name)
     ended = several.run("ddp", "train", recipe.parent / f"{name}-said", recipe, *WORDS, *words, f"name={name}")
     assert not any(ended.codes), "\n".join(ended.stderr)
     return folder
@@ -96,7 +86,7 @@ def test_a_process_holds_its_parts_and_while_loading_one_block_more(several: Ran
 
 
 def test_where_one_is_killed_in_a_forward_of_the_target_the_other_ends_with_its_name(several: Ranks, recipe: Path) -> None:
-    folder, words = made(recipe, "killed"), ["train.save_every=1", "target.shard=true", "name=killed"]
+    folder, words = with_answers(recipe, "killed"), ["train.save_every=1", "target.shard=true", "name=killed"]
     # The third forward, behind that of the warm start and that of the first step.
     ended = several.run("ddp", "killed_in_a_forward", recipe.parent / "killed-said", 3, recipe, *WORDS, *words)
     assert ended.codes == [2, -9], "\n".join(ended.stderr)
@@ -106,7 +96,7 @@ def test_where_one_is_killed_in_a_forward_of_the_target_the_other_ends_with_its_
 
 
 def test_what_one_runs_into_alone_is_told_by_who_reads_along(several: Ranks, recipe: Path) -> None:
-    broken = made(recipe, "damaged") / "teacher" / "states-00000.safetensors"  # the first process's to make, and to look at
+    broken = with_answers(recipe, "damaged") / "teacher" / "states-00000.safetensors"  # the first process's to make, and to look at
     broken.parent.mkdir()
     broken.write_bytes(b"no states")
     ended = several.run("ddp", "train", recipe.parent / "damaged-said", recipe, *WORDS, "target.shard=true", "name=damaged")

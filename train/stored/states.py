@@ -110,7 +110,7 @@ def _check(path: Path, about: str) -> None:
 
 
 def _sum(states: Tensor) -> str:
-    return hashlib.sha256(states.view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(states.view(torch.uint8).numpy().data).hexdigest()
 
 
 def _path(folder: Path, number: int) -> Path:
